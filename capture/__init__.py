@@ -1,0 +1,1 @@
+"""Record requests that pass through mitmproxy: timing and lengths, never a word of text."""

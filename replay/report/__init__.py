@@ -1,0 +1,1 @@
+"""A run for people to read: terminal tables and one self-contained HTML file."""

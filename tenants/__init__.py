@@ -1,0 +1,1 @@
+"""Who shares the engine: mixes, priorities and their dialects, SLAs, blocking and isolation."""

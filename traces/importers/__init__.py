@@ -1,0 +1,1 @@
+"""Traces that others publish or record, read into request records. One file a source."""
