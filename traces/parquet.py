@@ -163,16 +163,14 @@ class Writer:
         assert self._file is not None
         assert self._sink is not None
         try:
+            self._file.close()
+            self._sink.close()
             if kind is None:
-                self._file.close()
-                self._sink.close()
                 with self._temporary.open("rb") as file:
                     os.fsync(file.fileno())
                 self._temporary.replace(self.path)
                 _sync_folder(self.path.parent)
         finally:
-            if kind is not None:
-                self._sink.close()
             self._temporary.unlink(missing_ok=True)
 
 

@@ -163,7 +163,12 @@ def table(columns: dict[str, object], metadata: Metadata) -> pa.Table:
     Args:
         columns: name → numpy array, Arrow array or list; all of one length. None values are nulls.
         metadata: what the file says about its rows.
+
+    Raises:
+        KeyError: a name that is no column of the record.
     """
+    for name in columns:
+        SCHEMA.field(name)  # KeyError for a name that is no column
     schema = schema_for(tuple(columns), metadata)
     arrays = [_cast(columns[field.name], field.type) for field in schema]
     return pa.Table.from_arrays(arrays, schema=schema)
