@@ -1,0 +1,167 @@
+"""How long one step of the engine takes: an additive model.
+
+GEMM and attention kernels run one after another, so their times add up (all in ms):
+
+    t_step = t0 + max(w + u·N, g0 + g·N)        linear layers; N = all tokens of the step
+           + (d0 + k·S)  when rows decode       decode attention; S = context lengths of the decode rows, summed
+           + a · Σ c·(x + c/2)                  prefill attention; a chunk of c tokens on top of x computed ones
+           + h0 + h·B  when rows sample         lm_head and sampler; B = rows that sample
+
+With few tokens the weights' way from memory bounds the linear layers (w), with many the arithmetic (g·N). Where a
+profile carries a table of measured points (tokens → ms), it stands in for the max, interpolated, and extended by its
+last slope.
+
+Profiles live in profiles.toml, each with its provenance: "measured", "fitted from ...", or "modelled, not measured".
+"""
+
+from __future__ import annotations
+
+import tomllib
+from bisect import bisect_right
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+DEFAULT_PROFILE = "llama3-8b-a100-80"
+PROFILES = Path(__file__).with_name("profiles.toml")
+NS_PER_MS = 1_000_000
+
+
+class Load(Protocol):
+    """What of a step its time depends on; `scheduler.Step` is one."""
+
+    tokens: int
+    context: int
+    area: float
+    samples: int
+    decodes: int
+
+
+class StepModel(msgspec.Struct, frozen=True, kw_only=True):
+    """Coefficients of the step time, in ms (per token, per token² where it says attention).
+
+    Attributes:
+        t0_ms: fixed cost of a step.
+        w_ms, u_ms: linear layers bound by memory: w + u·N.
+        g0_ms, g_ms: linear layers bound by arithmetic: g0 + g·N.
+        linear: measured points (tokens, ms) in place of the two lines above, tokens ascending.
+        d0_ms, k_ms: decode attention: base, and per token of context.
+        a_ms: prefill attention, per token × context token.
+        h0_ms, h_ms: lm_head and sampler: base, and per sampled row.
+    """
+
+    t0_ms: float = 0.0
+    w_ms: float = 0.0
+    u_ms: float = 0.0
+    g0_ms: float = 0.0
+    g_ms: float = 0.0
+    linear: tuple[tuple[int, float], ...] = ()
+    d0_ms: float = 0.0
+    k_ms: float = 0.0
+    a_ms: float = 0.0
+    h0_ms: float = 0.0
+    h_ms: float = 0.0
+
+    def linear_ms(self, tokens: float) -> float:
+        """Linear layers for that many tokens."""
+        if self.linear:
+            return _interpolate(self.linear, tokens)
+        return max(self.w_ms + self.u_ms * tokens, self.g0_ms + self.g_ms * tokens)
+
+    def step_ns(self, load: Load) -> float:
+        """Duration of a step, in ns; 0 for a step without tokens."""
+        return self.duration_ns(load.tokens, load.decodes, load.context, load.area, load.samples)
+
+    def duration_ns(self, tokens: int, decodes: int, context: float, area: float, samples: int) -> float:
+        """Duration of a step with this load, in ns; 0 without tokens."""
+        if not tokens:
+            return 0.0
+        total = self.t0_ms + self.linear_ms(tokens) + self.a_ms * area
+        if decodes:
+            total += self.d0_ms + self.k_ms * context
+        if samples:
+            total += self.h0_ms + self.h_ms * samples
+        return total * NS_PER_MS
+
+    def alone_ns(self, prompt_tokens: int, budget: int, cached_tokens: int = 0) -> float:
+        """Time to the first token of a request that has the engine to itself, in ns."""
+        total, computed = 0.0, cached_tokens
+        while computed < prompt_tokens:
+            chunk = min(budget, prompt_tokens - computed)
+            total += self.duration_ns(
+                chunk, 0, 0, chunk * (computed + chunk / 2), int(computed + chunk == prompt_tokens)
+            )
+            computed += chunk
+        return total
+
+
+class Profile(msgspec.Struct, frozen=True, kw_only=True):
+    """A step model with where it comes from and the engine defaults that belong to the machine.
+
+    Attributes:
+        provenance: "measured", "fitted from ..." or "modelled, not measured"; shown wherever the profile is used.
+        error: what a fit said of itself, such as its median absolute error; empty for a modelled one.
+        num_gpu_blocks, max_num_batched_tokens, max_num_seqs: what the engine would start with on that machine.
+    """
+
+    name: str
+    provenance: str
+    model: StepModel
+    source: str = ""
+    error: str = ""
+    served_model: str = ""
+    num_gpu_blocks: int = 28_000
+    block_size: int = 16
+    max_num_batched_tokens: int = 2048
+    max_num_seqs: int = 256
+    max_model_len: int = 131_072
+
+
+def load_profile(name: str = DEFAULT_PROFILE) -> Profile:
+    """The profile of that name, or of a TOML file when `name` is a path ending in .toml.
+
+    Raises:
+        ValueError: unknown name, or a file that is no profile; the message says what is wrong.
+    """
+    if name.endswith(".toml"):
+        return read_profile(Path(name))
+    profiles = _shipped()
+    if name not in profiles:
+        raise ValueError(
+            f"unknown profile {name!r}: one of {', '.join(profiles)}, or a .toml file from `replay calibrate`"
+        )
+    return profiles[name]
+
+
+def profile_names() -> tuple[str, ...]:
+    """Names of the profiles that ship with Convoy."""
+    return tuple(_shipped())
+
+
+def read_profile(path: Path) -> Profile:
+    """A profile file. Raises ValueError naming the file and what is wrong with it."""
+    try:
+        values = tomllib.loads(path.read_text())
+        return msgspec.convert({"name": path.stem, **values}, Profile)
+    except OSError as error:
+        raise ValueError(f"profile {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+        raise ValueError(f"profile {path}: {error}") from None
+
+
+@cache
+def _shipped() -> dict[str, Profile]:
+    values = tomllib.loads(PROFILES.read_text())
+    return {name: msgspec.convert({"name": name, **fields}, Profile) for name, fields in values.items()}
+
+
+def _interpolate(points: Sequence[tuple[int, float]], x: float) -> float:
+    """Piecewise linear through the points, extended at both ends by the nearest slope."""
+    if len(points) == 1:
+        return points[0][1]
+    right = min(max(bisect_right(points, x, key=lambda point: point[0]), 1), len(points) - 1)
+    (x0, y0), (x1, y1) = points[right - 1], points[right]
+    return y0 + (y1 - y0) * (x - x0) / (x1 - x0)
