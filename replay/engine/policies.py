@@ -25,8 +25,8 @@ the smallest counter of those that
 wait, so idling saves up no credit.
 
 SGLang preempts for a slot only, never for tokens: those less urgent than the head by more than the threshold (10,
-strictly), least urgent first, and only if enough blocks come free. Its queue and victim rules are modelled here on the V1
-core, not its batching.
+strictly), least urgent first, and only if enough blocks come free. Its queue and victim rules are modelled here on the
+V1 core, not its batching.
 """
 
 from __future__ import annotations
