@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from traces import parquet
-from traces.importers import azure
+from traces.importers.load import table as import_table
 from traces.record import Metadata, metadata_of, table
 
 SPAN_NS = 600 * 1_000_000_000
@@ -70,7 +70,7 @@ def main() -> None:
     """Write the sample beside this file."""
     if len(sys.argv) != 2:
         sys.exit("usage: python traces/sample/make_sample.py AzureLLMInferenceTrace_conv.csv")
-    rows = sample(azure.read(sys.argv[1]))
+    rows = sample(import_table("azure", sys.argv[1]))
     parquet.write(rows, Path(__file__).with_name("sample.parquet"))
 
 
