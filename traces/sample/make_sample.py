@@ -2,14 +2,14 @@
 
     python traces/sample/make_sample.py AzureLLMInferenceTrace_conv.csv
 
-Ten minutes of the Azure LLM inference trace 2023, conversation service (CC-BY-4.0, see LICENSE-DATA.md), thinned to fit
-one engine with 8 slots, which Azure's own rate would drown, and a second tenant with long answers beside it:
+Ten minutes of the Azure LLM inference trace 2023, conversation service (CC-BY-4.0, see LICENSE-DATA.md), thinned to
+fit an engine of 8 slots, which Azure's own rate would drown, and a second tenant with long answers beside it:
 
 - `risk`: the short questions of the first 600 s, at most 1,500 tokens in and 120 out, thinned by a seeded draw to 0.8
   requests/s. Arrivals and lengths are Azure's own, bursts included.
 - `summary`: 148 requests, as Azure has no tenant that writes long answers. Arrivals are Poisson; input lengths are
-  drawn from Azure's own prompts of over 2,000 tokens in these 600 s; output lengths are lognormal with median 1,400 and sigma
-  0.3, between 600 and 3,000 tokens. Arrivals and output lengths of this tenant are the only invented figures.
+  drawn from Azure's own prompts of over 2,000 tokens in these 600 s; output lengths are lognormal with median 1,400
+  and sigma 0.3, between 600 and 3,000 tokens. This tenant's arrivals and output lengths are the only invented figures.
 
 With the embedded engine's defaults (llama3-8b-a100-80, 8 slots) its slots are 74 % busy (docs/sample.md).
 """
