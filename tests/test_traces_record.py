@@ -79,6 +79,14 @@ def test_a_table_comes_in_record_order_whatever_order_was_given():
     assert made.schema.field("tenant").type == SCHEMA.field("tenant").type
 
 
+def test_words_come_as_lists_or_as_numpy_text():
+    for words in (["risk", "summary"], np.array(["risk", "summary"])):
+        assert table({"arrival_ns": [1, 2], "tenant": words}, Metadata()).column("tenant").to_pylist() == [
+            "risk",
+            "summary",
+        ]
+
+
 def test_an_unknown_column_is_refused():
     with pytest.raises(KeyError, match="prompt"):
         table({"arrival_ns": [1], "prompt": ["x"]}, Metadata())

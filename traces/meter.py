@@ -4,75 +4,38 @@ Capture and replay measure with this one class, so that a trace and its replay c
 by the caller before it is given here; all events of one piece of bytes share its stamp, and no gap is invented between
 them. How the bytes are cut into pieces changes nothing but the stamps.
 
-A response runs through three layers: content decoding (`wire/content.py`), framing (server-sent events, lines of JSON,
-one JSON document) and the format's own words (`wire/openai.py` and its siblings), which all write into one `Tally`.
-The format is told by the shape of the events, not by the path they came from.
+A response runs through three layers, each with its own file in `wire/`: content decoding, framing (server-sent
+events, lines of JSON, one document), and the format's own words. They write into one `Tally`, of which `measured.py`
+makes the row.
 
-Outcomes (first match):
-
-    no head                                     connect_error, timeout_*, client_abort, cut, else truncated
-    status not 2xx                              http_error
-    error event; finish reason error or abort   stream_error
-    complete, no token in any known delta       no_token
-    finish reason or end marker, with tokens    ok
-    else by how it ended                        truncated (closed, reset), client_abort, cut, timeout_*
-
-An answer that is not streamed has no first token. `output_tokens` is what usage says, else the number of token chunks
-(`tokens_source` tells which).
+Most events of a stream differ in one string from the one before; `wire/template.py` knows those without decoding them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
-from traces.wire import openai, sse
-from traces.wire.tally import Tally
+from traces.measured import End, Ending, Measured, measured
+from traces.wire import formats, openai, sse
+from traces.wire.content import Content, codings
+from traces.wire.documents import Body, Lines
+from traces.wire.tally import Tally, span_ns, whole
 from traces.wire.template import Template
 
-End = Literal[
-    "eof",
-    "closed",
-    "reset",
-    "client_abort",
-    "cut",
-    "timeout_connect",
-    "timeout_idle",
-    "timeout_total",
-    "connect_error",
-]
-
-BODY_LIMIT = 64 << 20  # bytes of a body that is one JSON document; a longer one is counted, not read
+__all__ = ["End", "Measured", "Meter"]
 
 _decode = msgspec.json.Decoder().decode
-_FAILED = {"error", "abort"}
-_STREAM_STARTS = (b"data:", b"event:", b"id:", b"retry:", b":")
-
-
-class Measured(msgspec.Struct):
-    """The response columns of the record (`traces/record.py`); times are offsets from the start of the request."""
-
-    status: int | None = None
-    outcome: str = "ok"
-    finish_reason: str | None = None
-    error: str | None = None
-    headers_ns: int | None = None
-    first_token_ns: int | None = None
-    first_visible_ns: int | None = None
-    last_token_ns: int | None = None
-    end_ns: int | None = None
-    chunk_ns: list[int] | None = None
-    chunk_tokens: list[int] | None = None
-    queue_ns: int | None = None
-    prefill_ns: int | None = None
-    input_tokens: int | None = None
-    output_tokens: int | None = None
-    cached_tokens: int | None = None
-    reasoning_tokens: int | None = None
-    tokens_source: str | None = None
-    response_bytes: int = 0
+_EVENTS = {"text/event-stream"}
+_LINES = {
+    f"application/{name}"
+    for name in ("x-ndjson", "ndjson", "jsonl", "x-jsonlines", "jsonlines", "json-lines", "stream+json", "json-seq")
+}
+_DOCUMENTS = {"application/json", "application/problem+json"}
+_EVENT_STARTS = (b"data:", b"event:", b"id:", b"retry:", b":")
+_BLANKS = b"\xef\xbb\xbf \t\r\n"
 
 
 class Meter:
@@ -80,7 +43,7 @@ class Meter:
 
     Args:
         endpoint: one of `traces.record.ENDPOINTS`.
-        stream: whether a stream was asked for (the response's own content type decides).
+        stream: whether a stream was asked for (what comes decides).
         n: answers asked for.
         start_ns: when the request was sent, on the clock of all the other stamps.
         chunks: which chunk times to keep: "all", "first" or "none".
@@ -89,20 +52,24 @@ class Meter:
 
     __slots__ = (
         "_body",
+        "_chunks",
+        "_content",
+        "_content_type",
+        "_endpoint",
+        "_format",
+        "_framing",
+        "_headers_ns",
         "_last_ns",
+        "_lines",
+        "_max_tokens",
+        "_n",
         "_splitter",
+        "_start_ns",
+        "_stream",
         "_template",
-        "chunks",
-        "content_type",
-        "endpoint",
-        "framing",
-        "headers_ns",
-        "max_tokens",
-        "n",
+        "_waiting",
         "received",
-        "start_ns",
         "status",
-        "stream",
         "tally",
     )
 
@@ -116,17 +83,21 @@ class Meter:
         chunks: str = "all",
         max_tokens: int | None = None,
     ) -> None:
-        self.endpoint, self.stream, self.n = endpoint, stream, n
-        self.start_ns, self.chunks, self.max_tokens = start_ns, chunks, max_tokens
-        self.status: int | None = None
-        self.headers_ns: int | None = None
-        self.content_type = ""
+        self._endpoint, self._stream, self._n = endpoint, stream, n
+        self._start_ns, self._chunks, self._max_tokens = start_ns, chunks, max_tokens
         self.tally = Tally(keep_all=chunks == "all")
-        self.framing = ""
+        self.status: int | None = None
+        self.received = 0  # body bytes, as they came
+        self._headers_ns: int | None = None
+        self._content_type = ""
+        self._content: Content | None = None
+        self._framing = ""  # "events", "lines", "document" once it is known
+        self._waiting = b""  # first bytes, while the framing is unknown
         self._splitter = sse.Splitter()
+        self._lines: Lines | None = None
+        self._body: Body | None = None
+        self._format: formats.Format | None = None
         self._template = Template()
-        self._body = bytearray()
-        self.received = 0
         self._last_ns = 0
 
     @property
@@ -144,30 +115,29 @@ class Meter:
         if 100 <= status < 200:
             return
         self.status = status
-        self.headers_ns = now_ns - self.start_ns
+        self._headers_ns = now_ns - self._start_ns
+        coded: list[str] = []
         for name, value in headers:
-            if name.lower() == "content-type":
-                self.content_type = value.partition(";")[0].strip().lower()
+            lower = name.lower()
+            if lower == "content-type":
+                self._content_type = value.partition(";")[0].strip().lower()
+            elif lower == "content-encoding":
+                coded += codings(value)
+            elif lower.startswith("x-"):
+                _timing_header(self.tally, lower, value)
+        self._content = Content(coded) if coded else None
 
     def feed(self, now_ns: int, data: bytes) -> None:
         """Body bytes as they came, framing of HTTP removed."""
         self.received += len(data)
-        self._last_ns = at_ns = now_ns - self.start_ns
-        if not self.framing and not self._tell_framing(data):
-            return
-        if self.framing == "sse":
-            blocks = self._splitter.feed(bytes(self._body) + data if self._body else data)
-            if self._body:
-                self._body.clear()
-            tally, template = self.tally, self._template
-            for block in blocks:
-                if template.fits(block):
-                    tally.events += 1
-                    tally.token(at_ns)
-                elif block:
-                    self._block(at_ns, block)
-        elif len(self._body) <= BODY_LIMIT:
-            self._body += data
+        self._last_ns = at_ns = now_ns - self._start_ns
+        if self._content is not None:
+            for piece in self._content.feed(data):
+                self._read(at_ns, piece)
+        elif self._splitter.idle and self._template.fits_read(data):
+            self.tally.plain(at_ns, 1)
+        else:
+            self._read(at_ns, data)
 
     def close(self, now_ns: int, end: End) -> Measured:
         """The response is over; how, says `end`. Call once.
@@ -176,51 +146,115 @@ class Meter:
             now_ns: when it ended.
             end: "eof" when the body ended as HTTP said it would; "closed" or "reset" when the connection ended before.
         """
-        if self.framing == "sse":
-            for block in self._splitter.close():
-                self._block(self._last_ns, block)
-        elif self._body and len(self._body) <= BODY_LIMIT:
-            self._whole(bytes(self._body))
-        self._body.clear()
-        return _measured(self, now_ns - self.start_ns, end)
+        if self._waiting:
+            self._framing, waiting, self._waiting = "document", self._waiting, b""
+            self._read(self._last_ns, waiting)
+        for block in self._splitter.close():
+            self._block(self._last_ns, block)
+        for line in self._lines.close() if self._lines else ():
+            self._event(self._last_ns, None, line)
+        if self._body:
+            self._read_document(self._body)
+            self._body = None
+        ending = Ending(
+            end=end,
+            end_ns=now_ns - self._start_ns,
+            status=self.status,
+            headers_ns=self._headers_ns,
+            document=self._framing == "document",
+            n=self._n,
+            chunks=self._chunks,
+            max_tokens=self._max_tokens,
+            received=self.received,
+            content_error=self._content.error if self._content else None,
+        )
+        return measured(self.tally, ending)
 
-    def _tell_framing(self, data: bytes) -> bool:
-        """Whether the framing is known now: from the content type, else from the first bytes."""
-        if self.content_type == "text/event-stream":
-            self.framing = "sse"
-            return True
-        if self.content_type in {"application/json", "application/problem+json"}:
-            self.framing = "json"
-            return True
-        start = (bytes(self._body[:64]) + data[:64]).lstrip(b"\xef\xbb\xbf \t\r\n")
-        if len(start) < 6 and start[:1] not in {b"{", b"["}:
-            self._body += data
-            return False
-        self.framing = "sse" if start.startswith(_STREAM_STARTS) else "json"
-        return True
+    def _read(self, at_ns: int, data: bytes) -> None:
+        """Decoded body bytes."""
+        if not self._framing:
+            data = self._waiting + data
+            self._framing = self._tell_framing(data)
+            self._waiting = b"" if self._framing else data
+        if self._framing == "events":
+            fits, known = self._template.fits, 0
+            for block in self._splitter.feed(data):
+                if fits(block):
+                    known += 1
+                elif block:
+                    if known:
+                        self.tally.plain(at_ns, known)
+                        known = 0
+                    self._block(at_ns, block)
+            if known:
+                self.tally.plain(at_ns, known)
+        elif self._framing == "lines":
+            self._lines = self._lines or Lines()
+            for line in self._lines.feed(data):
+                self._event(at_ns, None, line)
+        elif self._framing == "document":
+            self._body = self._body or Body()
+            self._body.feed(at_ns, data)
+
+    def _tell_framing(self, data: bytes) -> str:
+        """The framing, from the content type, else from the first bytes; "" while it cannot be told."""
+        if self._content_type in _EVENTS:
+            return "events"
+        if self._content_type in _LINES:
+            return "lines"
+        if self._content_type in _DOCUMENTS:
+            return "document"
+        start = data.lstrip(_BLANKS)
+        if start.startswith(_EVENT_STARTS):
+            return "events"
+        unknown = any(possible.startswith(start) for possible in _EVENT_STARTS)
+        return "" if unknown else "document"
 
     def _block(self, at_ns: int, block: bytes) -> None:
+        """One server-sent event."""
         name, data, comments = sse.parse(block)
-        tally = self.tally
-        tally.comments += comments
+        self.tally.comments += comments
         if data is None:
             return
         if data.strip() == b"[DONE]":
-            tally.done = True
+            self.tally.done = True
             return
-        tally.events += 1
+        chunk = self._event(at_ns, name, data)
+        if chunk is not None and self._format is formats.OPENAI:
+            self._template.learn(block, chunk)
+
+    def _event(self, at_ns: int, name: str | None, data: bytes) -> dict[str, Any] | None:
+        """One event of a stream, its data as JSON."""
+        self.tally.events += 1
         chunk = _json(data)
         if not isinstance(chunk, dict):
-            tally.unreadable += 1
-            return
-        openai.event(tally, at_ns, name, chunk)
-        self._template.learn(block, chunk)
+            self.tally.unreadable += 1
+            if name == "error":
+                self.tally.fail()
+            return None
+        if self._format is None:
+            self._format = formats.of(chunk, self._endpoint)
+        read = self._format.event if self._format else openai.event  # which knows errors of all kinds
+        read(self.tally, at_ns, name, chunk)
+        return chunk
 
-    def _whole(self, body: bytes) -> None:
-        answer = _json(body)
-        if isinstance(answer, dict):
+    def _read_document(self, body: Body) -> None:
+        """A body that is one JSON document; or, though a stream was asked for, several."""
+        answer = _json(bytes(body.data))
+        if isinstance(answer, dict) or (isinstance(answer, list) and not self._stream):
+            for one in answer if isinstance(answer, list) else [answer]:
+                if isinstance(one, dict):
+                    found = formats.of(one, self._endpoint)
+                    (found.answer if found else openai.answer)(self.tally, one)
             self.tally.done = True
-            openai.answer(self.tally, answer)
+            return
+        documents = [(at_ns, chunk) for at_ns, chunk in body.documents() if isinstance(chunk, dict)]
+        for at_ns, chunk in documents:
+            self.tally.events += 1
+            self._format = self._format or formats.of(chunk, self._endpoint)
+            (self._format.event if self._format else openai.event)(self.tally, at_ns, None, chunk)
+        if documents:
+            self._framing = "lines"
         else:
             self.tally.unreadable += 1
 
@@ -237,124 +271,16 @@ def _json(data: bytes) -> Any:
         return None
 
 
-def _measured(meter: Meter, end_ns: int, end: End) -> Measured:
-    tally = meter.tally
-    streamed = meter.framing != "json"
-    finished = _finished(meter)
-    _count_output(tally)
-    _settle_empties(tally, meter.max_tokens)
-    outcome, error = _outcome(meter, end, has_tokens=tally.chunks > 0 or tally.has_output, finished=finished)
-    row = Measured(
-        status=meter.status,
-        outcome=outcome,
-        error=error,
-        finish_reason=",".join(dict.fromkeys(tally.finishes[index] for index in sorted(tally.finishes))) or None,
-        headers_ns=meter.headers_ns,
-        end_ns=end_ns,
-        queue_ns=tally.queue_ns,
-        prefill_ns=tally.prefill_ns,
-        input_tokens=tally.input_tokens,
-        output_tokens=tally.output_tokens,
-        cached_tokens=tally.cached_tokens,
-        reasoning_tokens=tally.reasoning_tokens,
-        tokens_source="usage" if tally.output_tokens is not None else None,
-        response_bytes=meter.received,
-    )
-    if streamed and tally.chunks:
-        row.first_token_ns = tally.first_ns
-        row.first_visible_ns = tally.first_visible_ns
-        row.last_token_ns = tally.last_ns
-        if meter.chunks != "none":
-            row.chunk_ns = tally.chunk_ns if meter.chunks == "all" else [tally.first_ns or 0]
-            if tally.counted == tally.chunks:
-                row.chunk_tokens = tally.chunk_tokens
-        if row.output_tokens is None:
-            row.output_tokens, row.tokens_source = tally.chunks, "chunks"
-    return row
-
-
-def _finished(meter: Meter) -> bool:
-    """Every choice that was seen gave its finish reason, and at least as many as were asked for."""
-    tally = meter.tally
-    return len(tally.finishes) >= max(meter.n, 1) and tally.indexes <= tally.finishes.keys()
-
-
-def _count_output(tally: Tally) -> None:
-    """Usage on every chunk of several choices counts each choice by itself: add them up."""
-    if len(tally.indexes) > 1 and tally.indexes == tally.output_by_index.keys():
-        tally.output_tokens = sum(tally.output_by_index.values())
-
-
-def _settle_empties(tally: Tally, max_tokens: int | None) -> None:
-    """Empty deltas become tokens where the number of output tokens, or a finish by length, proves it.
-
-    With a known number of tokens (usage, else the limit that was reached): all of them where text chunks and empty ones
-    add up to it exactly; else the last one where it came with finish reason "length" and a token is left to be
-    accounted for. Without a known number a finish by length proves them all: such an engine sends a chunk per token.
-    """
-    if not tally.empties:
-        return
-    by_length = "length" in tally.finishes.values()
-    known = tally.output_tokens
-    if known is None and by_length:
-        known = max_tokens if max_tokens is not None else tally.chunks + len(tally.empties)
-    spare = 0 if known is None else known - tally.chunks
-    if spare == len(tally.empties):
-        proven = tally.empties
-    elif spare > 0 and tally.empty_length:
-        proven = tally.empties[-1:]
-    else:
-        return
-    _merge(tally, proven)
-
-
-def _merge(tally: Tally, proven: list[tuple[int, int, bool]]) -> None:
-    """Put proven empty deltas among the token chunks, where they came."""
-    if tally.keep_all:
-        times, at = [], 0
-        for before, at_ns, _ in proven:
-            times += tally.chunk_ns[at:before]
-            times.append(at_ns)
-            at = before
-        tally.chunk_ns = times + tally.chunk_ns[at:]
-    first = proven[0]
-    if tally.first_ns is None or first[0] == 0:
-        tally.first_ns = first[1]
-    visible = [at_ns for _, at_ns, is_visible in proven if is_visible]
-    if visible and (tally.first_visible_ns is None or visible[0] < tally.first_visible_ns):
-        tally.first_visible_ns = visible[0]
-    if proven[-1][0] >= tally.chunks:
-        tally.last_ns = proven[-1][1]
-    tally.chunks += len(proven)
-    tally.empties = []
-
-
-def _outcome(meter: Meter, end: End, *, has_tokens: bool, finished: bool) -> tuple[str, str | None]:
-    tally = meter.tally
-    if meter.status is None:
-        return _unanswered(end)
-    if not 200 <= meter.status < 300:
-        return "http_error", f"http {meter.status}"
-    if tally.error is not None:
-        return "stream_error", f"stream {tally.error}".strip()
-    failed = _FAILED & set(tally.finishes.values())
-    if failed:
-        return "stream_error", f"stream {min(failed)}"
-    # A stream whose choices all finished is an answer, marker or not, unless we gave up waiting for more.
-    gave_up = end.startswith("timeout") or end == "connect_error"
-    if tally.done or (finished and not gave_up):
-        return ("ok", None) if has_tokens else ("no_token", None)
-    if end == "eof" and meter.framing == "json":
-        return "no_token", "body"  # complete, but not an answer
-    return _unanswered(end)
-
-
-def _unanswered(end: End) -> tuple[str, str | None]:
-    """Over before the answer was complete."""
-    if end in {"client_abort", "cut"}:
-        return end, None
-    if end.startswith("timeout"):
-        return end, f"timeout {end.removeprefix('timeout_')}"
-    if end == "connect_error":
-        return end, "connect"
-    return "truncated", "reset" if end == "reset" else "closed"
+def _timing_header(tally: Tally, name: str, value: str) -> None:
+    """What TGI tells in the head of an answer that is not streamed (milliseconds; tokens)."""
+    if name in {"x-queue-time", "x-prompt-tokens", "x-generated-tokens"}:
+        try:
+            number = float(value)
+        except ValueError:
+            return
+        if name == "x-queue-time":
+            tally.queue_ns = span_ns(number, 1e6)
+        elif name == "x-prompt-tokens":
+            tally.input_tokens = whole(number)
+        else:
+            tally.output_tokens = whole(number)

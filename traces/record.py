@@ -18,6 +18,7 @@ import json
 from typing import NamedTuple
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 
 VERSION = "1"
@@ -182,4 +183,6 @@ def metadata_of(trace: pa.Table | pa.RecordBatch) -> Metadata:
 def _cast(values: object, type_: pa.DataType) -> pa.Array | pa.ChunkedArray:
     if isinstance(values, pa.Array | pa.ChunkedArray):
         return values if values.type == type_ else values.cast(type_)
+    if isinstance(values, np.ndarray) and values.dtype.kind == "U":
+        return pa.array(values, type=pa.string()).cast(type_)
     return pa.array(values, type=type_)

@@ -2,16 +2,16 @@
 
     python traces/sample/make_sample.py AzureLLMInferenceTrace_conv.csv
 
-Ten minutes of the Azure LLM inference trace 2023, conversation service (CC-BY-4.0, see LICENSE-DATA.md), made to fit one
-engine with 8 slots, which Azure's own rate would drown:
+Ten minutes of the Azure LLM inference trace 2023, conversation service (CC-BY-4.0, see LICENSE-DATA.md), thinned to
+fit an engine of 8 slots, which Azure's own rate would drown, and a second tenant with long answers beside it:
 
-- `risk`: requests with at most 1,500 input and 160 output tokens, their own arrivals and lengths, thinned by a seeded
-  draw to `RISK_SHARE` of them. Short questions with short answers, in the bursts in which they came.
-- `summary`: requests with more than 2,000 input tokens, their own arrivals and input lengths, thinned to
-  `SUMMARY_SHARE`. Azure's long prompts get short answers; a summary is long, so output lengths are drawn anew:
-  lognormal with median 1,400 and sigma 0.35, between 600 and 3,000 tokens. They are the only invented figures.
+- `risk`: the short questions of the first 600 s, at most 1,500 tokens in and 120 out, thinned by a seeded draw to 0.8
+  requests/s. Arrivals and lengths are Azure's own, bursts included.
+- `summary`: 148 requests, as Azure has no tenant that writes long answers. Arrivals are Poisson; input lengths are
+  drawn from Azure's own prompts of over 2,000 tokens in these 600 s; output lengths are lognormal with median 1,400
+  and sigma 0.3, between 600 and 3,000 tokens. This tenant's arrivals and output lengths are the only invented figures.
 
-With the default embedded engine (llama3-8b-a100-80, 8 slots) this offers a load of about 0.75: see docs/sample.md.
+With the embedded engine's defaults (llama3-8b-a100-80, 8 slots) its slots are 74 % busy (docs/sample.md).
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ import pyarrow as pa
 
 from traces import parquet
 from traces.importers.load import table as import_table
-from traces.record import Metadata, metadata_of, table
+from traces.record import Metadata, table
 
 SPAN_NS = 600 * 1_000_000_000
-RISK_SHARE = 0.80
-SUMMARY_SHARE = 0.42
+RISK_PER_S = 0.8
+SUMMARIES = 148
 SEED = 2023
 
 
@@ -37,32 +37,38 @@ def sample(conversations: pa.Table) -> pa.Table:
     arrival_ns = conversations.column("arrival_ns").to_numpy()
     arrival_ns = arrival_ns - arrival_ns[0]
     input_tokens = conversations.column("input_tokens").to_numpy()
-    output_tokens = conversations.column("output_tokens").to_numpy().copy()
+    output_tokens = conversations.column("output_tokens").to_numpy()
     rng = np.random.default_rng(SEED)
-    draw = rng.random(len(arrival_ns))
     early = arrival_ns < SPAN_NS
-    risk = early & (input_tokens <= 1500) & (output_tokens <= 160) & (draw < RISK_SHARE)
-    summary = early & (input_tokens > 2000) & (draw < SUMMARY_SHARE)
-    drawn = np.clip(rng.lognormal(np.log(1400), 0.35, len(arrival_ns)), 600, 3000).astype(np.int32)
-    output_tokens[summary] = drawn[summary]
-    kept = risk | summary
-    steps = (
-        f"first 600 s; risk: input <= 1500, output <= 160, share {RISK_SHARE}; "
-        f"summary: input > 2000, share {SUMMARY_SHARE}, output drawn lognormal(1400, 0.35); seed {SEED}"
+
+    short = np.flatnonzero(early & (input_tokens <= 1500) & (output_tokens <= 120))
+    risk = short[rng.random(len(short)) < RISK_PER_S * SPAN_NS / 1e9 / len(short)]
+
+    gaps = rng.exponential(size=SUMMARIES)
+    summary_ns = (np.cumsum(gaps) / gaps.sum() * SPAN_NS * 0.97).astype(np.int64)
+    long_prompts = input_tokens[early & (input_tokens > 2000)]
+    summary_input = rng.choice(long_prompts, SUMMARIES)
+    summary_output = np.clip(rng.lognormal(np.log(1400), 0.3, SUMMARIES), 600, 3000).astype(np.int32)
+
+    arrivals = np.concatenate([arrival_ns[risk], summary_ns])
+    order = np.argsort(arrivals, kind="stable")
+    rows = len(order)
+    step = (
+        f"first 600 s; risk: input <= 1500 and output <= 120 thinned to {RISK_PER_S}/s; "
+        f"summary: {SUMMARIES} Poisson arrivals, inputs from prompts > 2000, outputs lognormal(1400, 0.3); seed {SEED}"
     )
-    metadata: Metadata = metadata_of(conversations).done(steps)
     return table(
         {
-            "request_id": [f"s{number:04d}" for number in range(int(kept.sum()))],
-            "tenant": np.where(risk, "risk", "summary")[kept],
-            "arrival_ns": arrival_ns[kept],
-            "endpoint": ["completions"] * int(kept.sum()),
-            "stream": np.ones(int(kept.sum()), dtype=bool),
-            "input_tokens": input_tokens[kept],
-            "output_tokens": output_tokens[kept],
-            "tokens_source": ["usage"] * int(kept.sum()),
+            "request_id": [f"s{number:04d}" for number in range(rows)],
+            "tenant": np.array(["risk"] * len(risk) + ["summary"] * SUMMARIES)[order],
+            "arrival_ns": arrivals[order],
+            "endpoint": ["completions"] * rows,
+            "stream": np.ones(rows, dtype=bool),
+            "input_tokens": np.concatenate([input_tokens[risk], summary_input])[order],
+            "output_tokens": np.concatenate([output_tokens[risk], summary_output])[order],
+            "tokens_source": ["usage"] * rows,
         },
-        Metadata(epoch="relative", source=metadata.source, history=metadata.history),
+        Metadata(source="Azure LLM inference trace 2023 (conversation), CC-BY-4.0, changed", history=(step,)),
     )
 
 

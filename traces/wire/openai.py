@@ -4,7 +4,8 @@ Rules, per chunk of a stream:
 - a delta with text, a refusal, audio, reasoning (`reasoning` or `reasoning_content`), a tool call or a function call is
   a token chunk; all but reasoning is visible;
 - a role alone, a usage chunk (`choices: []`) and filter results are not;
-- an empty string without a role is a candidate (see tally.py);
+- an empty string is a candidate (see tally.py), except with a role on the first chunk of its choice (some servers
+  repeat the role on every chunk);
 - `usage` is cumulative: the last one counts. Usage on every chunk counts its tokens by difference, per choice.
 
 Ended by `data: [DONE]`. Some servers leave it out; then the finish reasons of all choices are the end.
@@ -75,15 +76,20 @@ def fail(tally: Tally, error: Any) -> None:
 def _choice(tally: Tally, at_ns: int, choice: dict[str, Any], usage: Any) -> None:
     index = choice.get("index")
     index = index if isinstance(index, int) else 0
+    begins = index not in tally.indexes
     tally.indexes.add(index)
     finish = choice.get("finish_reason")
     delta = choice.get("delta")
     kind = _kind(delta) if isinstance(delta, dict) else _text_kind(choice)
+    if kind == "empty" and begins and isinstance(delta, dict) and "role" in delta:
+        kind = "none"
     tokens = _new_tokens(tally, index, usage)
     if kind in {"visible", "reasoning"} or (kind == "empty" and tokens):
         tally.token(at_ns, visible=kind != "reasoning", tokens=tokens)
     elif kind == "empty":
         tally.empty(at_ns, length=finish == "length")
+    if kind != "none" and tokens is None:
+        tally.uncounted.add(index)
     if finish is not None:
         tally.finish(index, finish)
 
@@ -116,7 +122,7 @@ def _kind(delta: dict[str, Any]) -> str:
         if value:
             return "reasoning"
         empty = empty or value == ""
-    return "empty" if empty and "role" not in delta else "none"
+    return "empty" if empty else "none"
 
 
 def _parts_kind(parts: list[Any]) -> str:
@@ -134,8 +140,8 @@ def _parts_kind(parts: list[Any]) -> str:
 
 
 def _new_tokens(tally: Tally, index: int, usage: Any) -> int | None:
-    """Tokens that this chunk added to its choice, where every chunk carries usage."""
-    if not isinstance(usage, dict):
+    """Tokens that this chunk added to its choice, where every chunk so far carried usage."""
+    if not isinstance(usage, dict) or index in tally.uncounted:
         return None
     total = whole(usage.get("completion_tokens"))
     if total is None:

@@ -16,15 +16,19 @@ LIMIT = 32 << 20  # bytes of one event; a longer one is skipped and counted
 
 
 class Splitter:
-    """Cuts a stream of bytes into event blocks (the bytes between blank lines)."""
+    """Cuts a stream of bytes into event blocks (the bytes between blank lines).
 
-    __slots__ = ("_cr", "_skipping", "_started", "_tail", "oversized")
+    `idle` is true between events: the next byte begins a new one.
+    """
+
+    __slots__ = ("_cr", "_skipping", "_started", "_tail", "idle", "oversized")
 
     def __init__(self) -> None:
         self._tail = bytearray()
         self._cr = False
         self._started = False
         self._skipping = False
+        self.idle = False
         self.oversized = 0
 
     def feed(self, data: bytes) -> list[bytes]:
@@ -33,13 +37,17 @@ class Splitter:
             data = self._begin(data)
         if self._cr or b"\r" in data:
             data = self._newlines(data)
-        if not self._tail:
+        blocks: list[bytes] = []
+        if self._tail:
+            blocks = self._feed_tail(data)
+        else:
             end = data.rfind(b"\n\n")
-            if end >= 0 and not self._skipping:
-                if end + 2 < len(data):
-                    self._tail += data[end + 2 :]
-                return data[:end].split(b"\n\n")
-        return self._feed_tail(data)
+            if end >= 0:
+                blocks = data[:end].split(b"\n\n")
+                data = data[end + 2 :]
+            self._tail += data
+        self.idle = self._started and not self._tail and not self._cr
+        return blocks
 
     def close(self) -> list[bytes]:
         """What the end of the stream left without a blank line."""
@@ -48,7 +56,7 @@ class Splitter:
 
     def _feed_tail(self, data: bytes) -> list[bytes]:
         tail = self._tail
-        seen = max(len(tail) - 1, 0)
+        seen = len(tail) - 1
         tail += data
         end = tail.rfind(b"\n\n", seen)
         if end < 0:
@@ -88,6 +96,8 @@ class Splitter:
 
 def parse(block: bytes) -> tuple[str | None, bytes | None, int]:
     """One block → (event name, data, comment lines). Data is None when the block has no `data` line."""
+    if block.startswith(b"data: ") and b"\n" not in block:
+        return None, block[6:], 0
     name: str | None = None
     data: list[bytes] = []
     comments = 0

@@ -55,11 +55,13 @@ class Tally:
         "input_tokens",
         "keep_all",
         "last_ns",
+        "lengths",
         "output_by_index",
         "output_tokens",
         "prefill_ns",
         "queue_ns",
         "reasoning_tokens",
+        "uncounted",
         "unreadable",
     )
 
@@ -79,12 +81,14 @@ class Tally:
         self.chunk_ns: list[int] = []
         self.chunk_tokens: list[int] = []
         self.counted = 0  # chunks whose number of tokens the stream told
+        self.uncounted: set[int] = set()  # choices with a chunk whose tokens the stream did not tell
         self.empties: list[tuple[int, int, bool]] = []  # (chunks before it, time, visible)
         self.empty_length = False  # the last empty delta came with finish_reason "length"
         self.has_output = False  # a whole answer (not streamed) holds output
         self.input_tokens: int | None = None
         self.output_tokens: int | None = None
         self.output_by_index: dict[int, int] = {}
+        self.lengths: dict[int, int] = {}  # text so far, where text is cumulative
         self.cached_tokens: int | None = None
         self.reasoning_tokens: int | None = None
         self.queue_ns: int | None = None
@@ -104,6 +108,21 @@ class Tally:
             self.counted += 1
             if self.keep_all or self.chunks == 1:
                 self.chunk_tokens.append(tokens)
+
+    def plain(self, at_ns: int, count: int) -> None:
+        """`count` visible chunks at once, whose number of tokens the stream did not tell."""
+        if self.first_ns is None:
+            self.first_ns = at_ns
+        if self.first_visible_ns is None:
+            self.first_visible_ns = at_ns
+        self.last_ns = at_ns
+        self.events += count
+        self.chunks += count
+        if self.keep_all:
+            if count == 1:
+                self.chunk_ns.append(at_ns)
+            else:
+                self.chunk_ns += [at_ns] * count
 
     def empty(self, at_ns: int, *, visible: bool = True, length: bool = False) -> None:
         """A delta that is present but empty: a token only if something proves it."""

@@ -12,29 +12,37 @@ import re
 from typing import Any
 
 _KEY = re.compile(rb'(?<=[{,])"(content|text)":\s?"')
-_INSIDE = re.compile(rb'[^"\\\n]*(?:\\[^\n][^"\\\n]*)*')
+_INSIDE = re.compile(rb'(?:[^"\\\r\n]++|\\[^\r\n])++')  # possessive: no backtracking on long texts
+_inside = _INSIDE.fullmatch
 _TRIES = 16
+_NOTHING = b"\x00"  # no block begins with it
 
 
 class Template:
     """The bytes around the text of a token chunk."""
 
-    __slots__ = ("_before", "_inside_from", "_tries", "after", "before", "least")
+    __slots__ = ("_after", "_before", "_from_end", "_last", "_start", "_tries")
 
     def __init__(self) -> None:
-        self.before = b"\x00"  # matches nothing
-        self.after = b""
-        self.least = 0
+        self._before, self._after, self._last = _NOTHING, b"", b""
+        self._start, self._from_end = 0, 0
         self._tries = _TRIES
 
     def fits(self, block: bytes) -> bool:
         """Whether `block` is the learnt chunk with another text."""
-        if not (block.startswith(self.before) and block.endswith(self.after)):
-            return False
-        inside = block[len(self.before) : len(block) - len(self.after)]
-        if b'"' not in inside and b"\\" not in inside and b"\n" not in inside:
-            return len(block) > self.least
-        return len(block) > self.least and _INSIDE.fullmatch(inside) is not None
+        return (
+            block.startswith(self._before)
+            and block.endswith(self._after)
+            and _inside(block, self._start, len(block) - self._from_end) is not None
+        )
+
+    def fits_read(self, data: bytes) -> bool:
+        """Whether `data` is that and the blank line that ends it."""
+        return (
+            data.startswith(self._before)
+            and data.endswith(self._last)
+            and _inside(data, self._start, len(data) - self._from_end - 2) is not None
+        )
 
     def learn(self, block: bytes, chunk: dict[str, Any]) -> None:
         """Learn from a block that was decoded, if it is a plain token chunk: one choice, one text, nothing special."""
@@ -46,10 +54,11 @@ class Template:
         self._tries -= 1
         start = found[0].end()
         inside = _INSIDE.match(block, start)
-        if inside is None or inside.end() == start or block[inside.end() : inside.end() + 1] != b'"':
+        if inside is None or block[inside.end() : inside.end() + 1] != b'"':
             return
-        self.before, self.after = block[:start], block[inside.end() :]
-        self.least = len(self.before) + len(self.after)
+        self._before, self._after = block[:start], block[inside.end() :]
+        self._last = self._after + b"\n\n"
+        self._start, self._from_end = start, len(self._after)
 
 
 def _plain(chunk: dict[str, Any]) -> bool:
@@ -59,7 +68,7 @@ def _plain(chunk: dict[str, Any]) -> bool:
         return False
     choice = choices[0]
     held = choice.get("delta", choice)
-    if not isinstance(held, dict) or choice.get("finish_reason") is not None:
+    if not isinstance(held, dict) or choice.get("finish_reason") is not None or choice.get("error") is not None:
         return False
     text = held.get("content", held.get("text"))
     others = (chunk.get(key) for key in ("usage", "error", "x_groq", "metrics", "timings"))
