@@ -58,4 +58,5 @@ def _end(tally: Tally, finish: Any, usage: Any, error: Any) -> None:
     counts = counts if isinstance(counts, dict) else usage.get("billed_units")
     if isinstance(counts, dict):
         tally.input_tokens, tally.output_tokens = whole(counts.get("input_tokens")), whole(counts.get("output_tokens"))
+        tally.reasoning_tokens = whole(counts.get("reasoning_tokens"))
     tally.cached_tokens = whole(usage.get("cached_tokens"))

@@ -81,13 +81,13 @@ def _choice(tally: Tally, at_ns: int, choice: dict[str, Any], usage: Any) -> Non
     finish = choice.get("finish_reason")
     delta = choice.get("delta")
     kind = _kind(delta) if isinstance(delta, dict) else _text_kind(choice)
-    if kind == "empty" and begins and isinstance(delta, dict) and "role" in delta:
+    if kind.startswith("empty") and begins and isinstance(delta, dict) and "role" in delta:
         kind = "none"
     tokens = _new_tokens(tally, index, usage)
-    if kind in {"visible", "reasoning"} or (kind == "empty" and tokens):
-        tally.token(at_ns, visible=kind != "reasoning", tokens=tokens)
-    elif kind == "empty":
-        tally.empty(at_ns, length=finish == "length")
+    if kind in {"visible", "reasoning"} or (kind.startswith("empty") and tokens):
+        tally.token(at_ns, visible="reasoning" not in kind, tokens=tokens)
+    elif kind != "none":
+        tally.empty(at_ns, visible="reasoning" not in kind, length=finish == "length")
     if kind != "none" and tokens is None:
         tally.uncounted.add(index)
     if finish is not None:
@@ -104,10 +104,10 @@ def _text_kind(choice: dict[str, Any]) -> str:
 
 
 def _kind(delta: dict[str, Any]) -> str:
-    """What a delta carries: "visible", "reasoning", "empty" (present but ""), or "none"."""
+    """What a delta carries: "visible", "reasoning", "none"; "empty", "empty reasoning": there, but ""."""
     if any(delta.get(key) for key in _CALLS):
         return "visible"
-    empty = False
+    empty = "none"
     for key in _TEXTS:
         value = delta.get(key)
         if isinstance(value, list):
@@ -116,13 +116,15 @@ def _kind(delta: dict[str, Any]) -> str:
                 return kind
         elif value:
             return "visible"
-        empty = empty or value == ""
+        elif value == "":
+            empty = "empty"
     for key in _REASONINGS:
         value = delta.get(key)
         if value:
             return "reasoning"
-        empty = empty or value == ""
-    return "empty" if empty else "none"
+        if value == "" and empty == "none":
+            empty = "empty reasoning"
+    return empty
 
 
 def _parts_kind(parts: list[Any]) -> str:
