@@ -66,6 +66,8 @@ def describe(result: RuleResult) -> str:
 
 def show(value: float, unit: str) -> str:
     """A value in a rule's unit for people: three digits or whole numbers."""
+    if unit == "ms" and value >= 10_000:
+        return f"{value / 1000:,.3g} s"
     if unit == "ms":
         return f"{value:,.0f} ms" if value >= 100 else f"{value:.3g} ms"
     if unit == "share":

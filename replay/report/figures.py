@@ -1,0 +1,70 @@
+"""Numbers as people read them: three digits, one unit a column, "n/a" where there is none, ∞ where requests failed."""
+
+from __future__ import annotations
+
+import math
+
+from replay.outcome import Percentiles
+from tenants.sla import RuleResult
+
+NONE = "n/a"
+INFINITE = "∞"
+
+
+def digits(value: float | None) -> str:
+    """Three significant digits, thousands set apart: ``3.14``, ``31.4``, ``314``, ``3,142``."""
+    if value is None or math.isnan(value):
+        return NONE
+    if math.isinf(value):
+        return INFINITE
+    size = abs(value)
+    if size >= 99.95:
+        return f"{value:,.0f}"
+    if size >= 9.995:
+        return f"{value:.1f}"
+    return f"{value:.2f}" if size >= 0.005 or size == 0 else f"{value:.1g}"
+
+
+def percentile(block: Percentiles | None, name: str) -> str:
+    """A percentile of a block in ms."""
+    if block is None:
+        return NONE
+    return INFINITE if name in block.infinite else digits(getattr(block, name))
+
+
+def interval(block: Percentiles, name: str) -> str:
+    """Its 95 % interval: ``590 to 640``; empty where there is none."""
+    ends = block.ci.get(name)
+    return "" if ends is None else f"{digits(ends[0])} to {digits(ends[1])}"
+
+
+def measured(result: RuleResult) -> str:
+    """The value of a rule with its unit."""
+    if result.infinite:
+        return INFINITE
+    if result.value is None:
+        return NONE
+    return amount(result.value, result.unit)
+
+
+def limit(result: RuleResult) -> str:
+    """The limit of a rule with its unit."""
+    return amount(result.limit, result.unit)
+
+
+def amount(value: float, unit: str) -> str:
+    """A value in a rule's unit: ``800 ms``, ``1 %``, ``2.5 req/s``, ``950 tok/s``, ``1.25x``."""
+    if unit == "ms":
+        return f"{digits(value).removesuffix('.00').removesuffix('.0')} ms"
+    if unit == "share":
+        return f"{value * 100:.3g} %"
+    if unit == "x":
+        return f"{value:.3g}x"
+    return f"{digits(value)} {'req/s' if unit == 'rps' else 'tok/s'}"
+
+
+def clock(seconds: float) -> str:
+    """``3:00``, ``1:02:03``; rounded down."""
+    whole = max(0, int(seconds))
+    hours, minutes = divmod(whole // 60, 60)
+    return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
