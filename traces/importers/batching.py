@@ -1,12 +1,14 @@
-"""Rows gathered one at a time into batches of records."""
+"""Rows gathered one at a time into batches of records, and a check that their ids differ."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
-from traces.importers.intake import record_batch
+from traces.importers.intake import Intake, record_batch
 from traces.record import Metadata
 
 BATCH_ROWS = 8192
@@ -16,12 +18,12 @@ class Gather:
     """Collects rows of a fixed set of columns; a batch is due when `full`.
 
     Args:
-        names: record columns, in the order `add` gives their values.
+        names: record columns, separated by spaces, in the order `add` gives their values.
         metadata: of the file.
     """
 
-    def __init__(self, names: Sequence[str], metadata: Metadata) -> None:
-        self.names, self.metadata = tuple(names), metadata
+    def __init__(self, names: str, metadata: Metadata) -> None:
+        self.names, self.metadata = tuple(names.split()), metadata
         self._rows: list[tuple[object, ...]] = []
 
     def add(self, *values: object) -> None:
@@ -43,3 +45,47 @@ class Gather:
         """The last batch, if there are rows left."""
         if self._rows:
             yield self.take()
+
+
+class Ids:
+    """Remembers ids by 64-bit hashes, 8 bytes a row, and refuses one that comes twice.
+
+    New ones wait in a set; the set is merged into sorted arrays that double in size, so a look-up touches about log2(rows)
+    of them. Two of 5 million different ids share a hash with a probability below 10^-6.
+
+    Args:
+        intake: where a repeated id goes as a bad row.
+        column: the source's name for the id.
+    """
+
+    _FRESH = 65_536
+
+    def __init__(self, intake: Intake, column: str) -> None:
+        self._intake, self._column = intake, column
+        self._fresh: set[int] = set()
+        self._sorted: list[npt.NDArray[np.int64]] = []
+
+    def new(self, row: int, value: str | None) -> bool:
+        """Whether the id was not there before (null always is new); a repeated one is a bad row."""
+        if value is None:
+            return True
+        key = hash(value)
+        if key in self._fresh or any(self._holds(array, key) for array in self._sorted):
+            self._intake.bad_row(row, self._column, "the same id as an earlier row")
+            return False
+        self._fresh.add(key)
+        if len(self._fresh) >= self._FRESH:
+            self._merge()
+        return True
+
+    @staticmethod
+    def _holds(array: npt.NDArray[np.int64], key: int) -> bool:
+        at = int(np.searchsorted(array, key))
+        return at < len(array) and int(array[at]) == key
+
+    def _merge(self) -> None:
+        array = np.sort(np.fromiter(self._fresh, np.int64, len(self._fresh)))
+        self._fresh = set()
+        while self._sorted and len(self._sorted[-1]) <= len(array):
+            array = np.sort(np.concatenate([self._sorted.pop(), array]))
+        self._sorted.append(array)

@@ -28,7 +28,7 @@ def read(source: Source, intake: Intake) -> Iterator[pa.RecordBatch]:
     for rows in tables.read(source, intake, COLUMNS, _OPTIONAL):
         text = rows.columns
         parsed = {
-            "Timestamp": clock.ns(text["Timestamp"]),
+            "Timestamp": tables.not_negative(clock.ns(text["Timestamp"])),
             "Request tokens": tables.counts(text["Request tokens"]),
             "Response tokens": tables.counts(text["Response tokens"]),
         }
@@ -49,6 +49,4 @@ def _elapsed(text: pa.Array) -> tuple[pa.Array, Parsed]:
     """Durations in ns, null where the source has none (empty or 0)."""
     empty = pc.equal(text, "")
     parsed = decimal_ns(pc.if_else(empty, "0", text), "s")
-    for index in (parsed.values < 0).nonzero()[0].tolist():
-        parsed.bad[index] = "is below 0"
-    return pa.array(parsed.values, mask=parsed.values <= 0), parsed
+    return pa.array(parsed.values, mask=parsed.values <= 0), tables.not_negative(parsed)

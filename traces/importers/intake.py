@@ -26,8 +26,10 @@ class Options(NamedTuple):
     failed: str = "keep"  # or "drop"
     mapping: tuple[tuple[str, str], ...] = ()  # record column → column of the source, as --map says
     block_size: int | None = None  # tokens in a prefix block, where the format does not say
+    subagents: str = "drop"  # or "keep": requests that an agent's own agents made
     seed: int = 0  # for formats that are drawn (ServeGen)
     duration_ns: int | None = None
+    start_ns: int = 0
 
 
 class Intake:

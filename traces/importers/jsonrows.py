@@ -19,6 +19,7 @@ from traces.importers.source import Source
 
 Record = TypeVar("Record")
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+Moment = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]  # a time that is a whole number of ns already
 _PIECE_BYTES = 1 << 20
 _MAX_NS = 2**63 - 1
 

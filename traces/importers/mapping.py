@@ -115,7 +115,7 @@ def _parser(name: str, source: str, unit: str | None, where: str) -> Callable[[p
     if name.endswith("_ns") and pa.types.is_integer(type_):
         if unit is None:
             raise BadFile(f"{where}: the unit of {source!r} is not known: --map {name.removesuffix('_ns')}={source}:ms")
-        return lambda text: _optional(text, lambda given: _not_negative(decimal_ns(given, unit)))
+        return lambda text: _optional(text, lambda given: tables.not_negative(decimal_ns(given, unit)))
     if pa.types.is_integer(type_):
         most = 2 ** (type_.bit_width - 1) - 1
         return lambda text: _optional(text, lambda given: _at_most(tables.counts(given), most))
@@ -131,12 +131,6 @@ def _optional(text: pa.Array, read: Callable[[pa.Array], Parsed]) -> tuple[objec
     empty = pc.fill_null(pc.equal(text, ""), fill_value=True)
     parsed = read(pc.if_else(empty, "0", text))
     return pa.array(parsed.values, mask=empty.to_numpy(zero_copy_only=False)), parsed
-
-
-def _not_negative(parsed: Parsed) -> Parsed:
-    for index in np.flatnonzero(parsed.values < 0).tolist():
-        parsed.bad[index] = "is below 0"
-    return parsed
 
 
 def _at_most(parsed: Parsed, most: int) -> Parsed:

@@ -38,7 +38,7 @@ def read(source: Source, intake: Intake) -> Iterator[pa.RecordBatch]:
     """Batches of `arrival_ns` (relative), lengths, `block_size`, `block_hashes` and, where given, sessions."""
     block = intake.options.block_size or BLOCK_TOKENS
     gather = Gather(
-        ("session_id", "think_ns", "arrival_ns", "input_tokens", "output_tokens", "block_size", "block_hashes"),
+        "session_id think_ns arrival_ns input_tokens output_tokens block_size block_hashes",
         intake.metadata("mooncake", "relative"),
     )
     for number, row in jsonrows.read(source, intake, Row):

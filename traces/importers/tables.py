@@ -217,3 +217,10 @@ def words(text: pa.Array) -> pa.Array:
     """Strings with their surrounding spaces removed; empty ones are null."""
     trimmed = pc.utf8_trim_whitespace(text)
     return pc.if_else(pc.equal(trimmed, ""), pa.scalar(None, pa.string()), trimmed)
+
+
+def not_negative(parsed: Parsed) -> Parsed:
+    """The same, with values below 0 marked as bad."""
+    for index in np.flatnonzero(parsed.values < 0).tolist():
+        parsed.bad.setdefault(index, "is below 0")
+    return parsed
