@@ -69,8 +69,7 @@ class _Wrong(ValueError):
 
 def _row(fields: dict[str, Any]) -> tuple[object, ...]:
     arrival, end = _times(fields)
-    status = _number(fields, ("status", "response_code"))
-    status = status if status else None
+    status = _number(fields, ("status", "response_code")) or None
     outcome, error = _outcome(fields, status)
     tokens = _number(fields, _INPUT)
     path = str(_first(fields, ("path", "request_uri", "uri", "x_envoy_original_path")) or _requested(fields))

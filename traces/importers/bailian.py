@@ -1,8 +1,8 @@
 """Qwen-Bailian traces: JSON lines of one chat request each, with its place in a conversation.
 
 `chat_id`, `parent_chat_id` (-1 = first of its conversation), `timestamp` (seconds from the start), `input_length`,
-`output_length`, `type` (text, search, image, file), `turn`, `hash_ids` (16 tokens a block). A conversation is a chain of
-parents; its root's id names the session. A parent that is not in the file (a slice) names it as well.
+`output_length`, `type` (text, search, image, file), `turn`, `hash_ids` (16 tokens a block). A conversation is a chain
+of parents; its root's id names the session. A parent that is not in the file (a slice) names it as well.
 """
 
 from __future__ import annotations

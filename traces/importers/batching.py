@@ -50,8 +50,8 @@ class Gather:
 class Ids:
     """Remembers ids by 64-bit hashes, 8 bytes a row, and refuses one that comes twice.
 
-    New ones wait in a set; the set is merged into sorted arrays that double in size, so a look-up touches about log2(rows)
-    of them. Two of 5 million different ids share a hash with a probability below 10^-6.
+    New ones wait in a set; the set is merged into sorted arrays that double in size, so a look-up touches about
+    log2(rows) of them. Two of 5 million different ids share a hash with a probability below 10^-6.
 
     Args:
         intake: where a repeated id goes as a bad row.

@@ -11,7 +11,14 @@ from traces.errors import BadFile
 from traces.importers.formats import FORMATS
 from traces.shell import DURATION
 
-_OWN = {"map": "mapping", "block-size": "block_size", "seed": "seed", "duration": "duration_ns"}
+_OWN = {
+    "map": "mapping",
+    "block-size": "block_size",
+    "subagents": "subagents",
+    "seed": "seed",
+    "start": "start_ns",
+    "duration": "duration_ns",
+}
 
 
 def _epilog() -> str:
@@ -57,8 +64,18 @@ def _epilog() -> str:
     help="Rows that cannot be read.",
 )
 @click.option("--block-size", type=click.IntRange(1), help="mooncake: tokens in a prefix block [default: 512].")
+@click.option(
+    "--subagents",
+    type=click.Choice(["keep", "drop"]),
+    default="drop",
+    show_default=True,
+    help="kvcache: requests that an agent's own agents made.",
+)
 @click.option("--seed", type=int, default=0, show_default=True, help="servegen: seed of the drawn trace.")
-@click.option("--duration", "duration_ns", type=DURATION, help="servegen: length of the drawn trace, such as 10m.")
+@click.option(
+    "--start", "start_ns", type=DURATION, help="servegen: where to begin, such as 20h [default: first window in use]."
+)
+@click.option("--duration", "duration_ns", type=DURATION, help="servegen: length of the drawn trace [default: 1h].")
 def import_(words: tuple[str, ...], out: Path, mapping: tuple[str, ...], **given: object) -> None:
     """Read FILE into a trace. NAME is its format; when it is left out, the file's content tells."""
     from traces.importers.intake import Options

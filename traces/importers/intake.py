@@ -29,7 +29,7 @@ class Options(NamedTuple):
     subagents: str = "drop"  # or "keep": requests that an agent's own agents made
     seed: int = 0  # for formats that are drawn (ServeGen)
     duration_ns: int | None = None
-    start_ns: int = 0
+    start_ns: int | None = None
 
 
 class Intake:

@@ -6,10 +6,12 @@ that are times are decoded as `Decimal` and stay exact. Row numbers count record
 
 from __future__ import annotations
 
+import io
 import json
+import re
 from collections.abc import Iterator
 from decimal import Decimal
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 
@@ -20,89 +22,84 @@ from traces.importers.source import Source
 Record = TypeVar("Record")
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 Moment = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]  # a time that is a whole number of ns already
-_PIECE_BYTES = 1 << 20
+_PIECE = 1 << 20  # characters
+_BETWEEN = re.compile(r"[\s,]*")
 _MAX_NS = 2**63 - 1
 
 
-def read(source: Source, intake: Intake, type_: type[Record]) -> Iterator[tuple[int, Record]]:
+def read(
+    source: Source, intake: Intake, type_: type[Record], *, within: str | None = None
+) -> Iterator[tuple[int, Record]]:
     """(row, record) of every record that can be read; the others are bad rows.
 
     Args:
-        source: JSON lines, or one array of objects, or objects that follow each other.
+        source: JSON lines, an array of objects, or objects written over many lines each.
         intake: takes the records that are no JSON or lack a field.
         type_: a msgspec Struct, or `dict`.
+        within: the records may also stand in an array under this key of one object, as a page of an API gives them.
     """
-    first = source.head(4096).lstrip()[:1]
-    if first == b"[":
-        yield from _converted(_array(source), intake, type_)
-        return
-    if first != b"{":
-        raise BadFile(f"{source.name}: is not JSON: it does not begin with {{ or [")
     decoder = msgspec.json.Decoder(type_, strict=False)
-    row = 0
-    for line in source.lines():
-        if not line or line.isspace():
-            continue
-        row += 1
+    for row, text in enumerate(_texts(source, within), 1):
         try:
-            yield row, decoder.decode(line)
+            yield row, decoder.decode(text)
         except msgspec.ValidationError as error:
             intake.bad_row(row, *explain(error))
         except (msgspec.DecodeError, UnicodeDecodeError):
             intake.bad_row(row, None, "is not a JSON object on one line (cut short?)")
 
 
-def _converted(values: Iterator[Any], intake: Intake, type_: type[Record]) -> Iterator[tuple[int, Record]]:
-    for row, value in enumerate(values, 1):
-        try:
-            yield row, msgspec.convert(value, type_, strict=False)
-        except msgspec.ValidationError as error:
-            intake.bad_row(row, *explain(error))
+def _texts(source: Source, within: str | None) -> Iterator[bytes]:
+    """The JSON text of one record after the other."""
+    head = source.head().lstrip()
+    page = re.match(rb'\{[^\[\]{}]*"' + (within or "").encode() + rb'"\s*:\s*\[', head) if within else None
+    if page is not None:
+        yield from _values(source, page[0].count(b"["), closed_by="]")
+    elif head.startswith(b"["):
+        yield from _values(source, 1, closed_by="]")
+    elif not head.startswith(b"{"):
+        raise BadFile(f"{source.name}: is not JSON: it does not begin with {{ or [")
+    elif head.splitlines()[0].rstrip().endswith((b"{", b"[", b",", b":")):  # one object over many lines
+        yield from _values(source, 0, closed_by="")
+    else:
+        yield from (line for line in source.lines() if line and not line.isspace())
 
 
-def _array(source: Source) -> Iterator[Any]:
-    """Elements of a top-level array, with no more than one element (and 1 MiB) in memory."""
-    decoder = json.JSONDecoder(parse_float=Decimal, parse_constant=_no_constant)
+def _values(source: Source, brackets: int, *, closed_by: str) -> Iterator[bytes]:
+    """JSON values of an array, or one after the other, with little more than one of them in memory.
+
+    Args:
+        source: the file.
+        brackets: opening square brackets to skip first.
+        closed_by: what ends the values, "" for the end of the file.
+    """
+    find = json.JSONDecoder().raw_decode
     with source.open() as stream:
-        text, at, row, size = "", 0, 0, _PIECE_BYTES
-        pending = b""
-        opened = False
+        pieces = io.TextIOWrapper(stream, "utf-8", newline="")
+        text, at, count, size = "", 0, 0, _PIECE
         while True:
-            piece = stream.read(size)
-            data = pending + piece
             try:
-                text, pending = text[at:] + data.decode(), b""
-            except UnicodeDecodeError as error:
-                if not piece or error.start < len(data) - 4:
-                    raise BadFile(f"{source.name}: is not UTF-8 text after record {row}") from error
-                text, pending = text[at:] + data[: error.start].decode(), data[error.start :]
-            at = 0
-            if not opened:
-                at, opened = text.index("[") + 1, True
-            while True:
-                while at < len(text) and text[at] in " \t\r\n,":
-                    at += 1
-                if at < len(text) and text[at] == "]":
+                piece = pieces.read(size)
+            except (UnicodeDecodeError, ValueError) as error:
+                raise BadFile(f"{source.name}: is not UTF-8 text after record {count}") from error
+            text, at = text[at:] + piece, 0
+            while brackets and (found := text.find("[", at)) >= 0:
+                at, brackets = found + 1, brackets - 1
+            while not brackets:
+                between = _BETWEEN.match(text, at)
+                at = between.end() if between else at
+                if (closed_by and text.startswith(closed_by, at)) or (not piece and at == len(text) and not closed_by):
                     return
                 try:
-                    value, after = decoder.raw_decode(text, at)
-                except json.JSONDecodeError as error:
-                    if not piece:
-                        raise BadFile(
-                            f"{source.name}: the JSON array is broken or cut short after record {row}"
-                        ) from error
-                    size = max(
-                        _PIECE_BYTES, len(text) - at
-                    )  # grow, so that a huge element is not parsed again and again
+                    _, after = find(text, at)
+                except (json.JSONDecodeError, RecursionError):
                     break
                 if after == len(text) and piece:
                     break  # a number may go on in the next piece
-                row, at, size = row + 1, after, _PIECE_BYTES
-                yield value
-
-
-def _no_constant(word: str) -> Any:
-    raise ValueError(f"{word} is not a number")
+                yield text[at:after].encode()
+                at, count, size = after, count + 1, _PIECE
+            if not piece:
+                raise BadFile(f"{source.name}: the JSON is broken or cut short after record {count}")
+            size = max(_PIECE, len(text) - at)  # so that a huge value is not looked at again and again
 
 
 def explain(error: msgspec.ValidationError) -> tuple[str | None, str]:

@@ -1,10 +1,10 @@
 """kv-cache-tester: one JSON object a conversation with a coding agent; a file of one, or a folder of them.
 
-A request has `t` (s from the conversation's start), `type` (`s` streamed, `n` not), `in`, `out`, `hash_ids` (full blocks
-of `block_size` tokens: the last partial block has no id), and where known `api_time`, `think_time`, `ttft` (s). An entry
-of type `subagent` holds requests of its own, timed from its `t`; with `--subagents keep` each becomes a session beside
-its parent's. Ids are meaningful inside a file only: those of the second file of a folder are moved out of the way of the
-first's, and so on. The published set holds a conversation twice; a repeated `id` is a bad row.
+A request has `t` (s from the conversation's start), `type` (`s` streamed, `n` not), `in`, `out`, `hash_ids` (full
+blocks of `block_size` tokens: the last partial block has no id), and where known `api_time`, `think_time`, `ttft` (s).
+An entry of type `subagent` holds requests of its own, timed from its `t`; with `--subagents keep` each becomes a
+session beside its parent's. Ids are meaningful inside a file only: those of the second file of a folder are moved out
+of the way of the first's, and so on. The published set holds a conversation twice; a repeated `id` is a bad row.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Place(NamedTuple):
 
 
 def read(source: Source, intake: Intake) -> Iterator[pa.RecordBatch]:
-    """Batches of sessions with turns, think times, lengths and prefix blocks; arrivals from each conversation's start."""
+    """Batches of sessions, turns, think times, lengths and blocks; arrivals count from each conversation's start."""
     gather = Gather(_COLUMNS, intake.metadata("kvcache", "relative"))
     ids = Ids(intake, "id")
     offset = files = left_out = 0
@@ -112,7 +112,9 @@ def _decode(file: Source) -> Conversation:
         field, problem = explain(error)
         row, column = _position(field)
         if row is None and column in {None, "id", "block_size", "requests"}:
-            raise BadFile(f"{file.name}: not a kv-cache-tester conversation ({column or 'object'} {problem})") from error
+            raise BadFile(
+                f"{file.name}: not a kv-cache-tester conversation ({column or 'object'} {problem})"
+            ) from error
         raise BadRow(file.name, row, column, problem) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadFile(f"{file.name}: not a complete JSON object ({error})") from error

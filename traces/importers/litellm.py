@@ -1,8 +1,8 @@
 """LiteLLM's spend logs as its API and database give them: `request_id`, `startTime`, `endTime`, `prompt_tokens`, ...
 
-JSON lines, an array, or a page `{"data": [...]}`. `completionStartTime` is the first token of a stream; for an answer that
-is not streamed LiteLLM sets it to `endTime`, so it counts only when it is earlier. The team is the tenant. Keys, users,
-messages and responses are not read.
+JSON lines, an array, or a page `{"data": [...]}`. `completionStartTime` is the first token of a stream; for an answer
+that is not streamed LiteLLM sets it to `endTime`, so it counts only when it is earlier. The team is the tenant. Keys,
+users, messages and responses are not read.
 """
 
 from __future__ import annotations

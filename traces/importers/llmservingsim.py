@@ -1,9 +1,9 @@
 """LLMServingSim: `requests.jsonl` of a real vLLM run, or a workload file.
 
-A run's `arrival_time` is epoch seconds of the client; `queued_ts`, `scheduled_ts`, `first_token_ts`, `last_token_ts` are
-seconds on vLLM's monotonic clock, which starts elsewhere: only their differences mean anything, so the response's times
-count from `queued_ts`. A workload has `arrival_time_ns` from 0 and perhaps token ids, which are not read. The model's
-name stands in `meta.json` beside a run.
+A run's `arrival_time` is epoch seconds of the client; `queued_ts`, `scheduled_ts`, `first_token_ts`, `last_token_ts`
+are seconds on vLLM's monotonic clock, which starts elsewhere: only their differences mean anything, so the response's
+times count from `queued_ts`. A workload has `arrival_time_ns` from 0 and perhaps token ids, which are not read. The
+model's name stands in `meta.json` beside a run.
 """
 
 from __future__ import annotations

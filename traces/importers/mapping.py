@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,10 +20,12 @@ import pyarrow.compute as pc
 from traces.errors import BadFile
 from traces.importers import tables
 from traces.importers.clock import UNIT_DIGITS, Clock, Parsed, decimal_ns
+from traces.importers.intake import Intake, record_batch
 from traces.record import REQUEST_SCHEMA
 
 _UNITS = (*UNIT_DIGITS, "iso")
 _NAMED_UNIT = re.compile(r"(?:^|[_ .(\[-])(ns|us|µs|ms|s|sec|seconds)[)\]]?$", re.IGNORECASE)
+_NOTHING = np.zeros(0, np.int64)
 _TRUE, _FALSE = ("true", "1", "yes", "t"), ("false", "0", "no", "f")
 
 
@@ -122,8 +125,8 @@ def _parser(name: str, source: str, unit: str | None, where: str) -> Callable[[p
     if pa.types.is_boolean(type_):
         return _boolean
     if pa.types.is_list(type_):
-        raise BadFile(f"{where}: {name} is a list, which this format cannot hold: use JSON lines or Parquet")
-    return lambda text: (tables.words(text), Parsed(np.zeros(0, np.int64), {}))
+        return _lists
+    return lambda text: (tables.words(text), Parsed(_NOTHING, {}))
 
 
 def _optional(text: pa.Array, read: Callable[[pa.Array], Parsed]) -> tuple[object, Parsed]:
@@ -145,4 +148,35 @@ def _boolean(text: pa.Array) -> tuple[object, Parsed]:
     known = pc.or_(true, pc.or_(pc.is_in(words, pa.array(_FALSE)), pc.is_null(words)))
     bad = np.flatnonzero(~known.to_numpy(zero_copy_only=False)).tolist()
     values = pc.if_else(pc.is_null(words), pa.scalar(None, pa.bool_()), true)
-    return values, Parsed(np.zeros(0, np.int64), dict.fromkeys(bad, "is neither true nor false"))
+    return values, Parsed(_NOTHING, dict.fromkeys(bad, "is neither true nor false"))
+
+
+def _lists(text: pa.Array) -> tuple[object, Parsed]:
+    """Lists of whole numbers, written as JSON."""
+    values: list[list[int] | None] = []
+    bad: dict[int, str] = {}
+    for index, word in enumerate(text.to_pylist()):
+        try:
+            values.append(msgspec.json.decode(word, type=list[int]) if word else None)
+        except msgspec.MsgspecError:
+            values.append(None)
+            bad[index] = "is not a list of whole numbers"
+    return pa.array(values, pa.list_(pa.int64())), Parsed(_NOTHING, bad)
+
+
+def records(intake: Intake, name: str, columns: Sequence[Column], clock: Clock, rows: tables.Rows) -> pa.RecordBatch:
+    """A batch of records from a batch of strings; its bad rows reported and left out.
+
+    Args:
+        intake: where bad rows go.
+        name: the format, for the metadata.
+        columns: what `resolve` found.
+        clock: of the arrivals.
+        rows: the strings.
+    """
+    values: dict[str, object] = {}
+    parsed: dict[str, Parsed] = {}
+    for column in columns:
+        values[column.name], parsed[f"{column.source} ({column.name})"] = column.parse(rows.columns[column.source])
+    intake.note(clock.told())
+    return tables.kept(record_batch(values, intake.metadata(name, clock.epoch)), intake, rows, parsed)

@@ -26,7 +26,12 @@ _COLUMNS = (
     "request_id session_id arrival_ns model endpoint stream max_tokens n input_tokens output_tokens cached_tokens "
     "reasoning_tokens tokens_source first_token_ns end_ns queue_ns prefill_ns status outcome finish_reason error"
 )
-_ENDPOINTS = {"chat": "chat", "text_completion": "completions", "generate_content": "generate", "embeddings": "embeddings"}
+_ENDPOINTS = {
+    "chat": "chat",
+    "text_completion": "completions",
+    "generate_content": "generate",
+    "embeddings": "embeddings",
+}
 _INPUT = ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens", "llm.usage.prompt_tokens")
 _OUTPUT = ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens", "llm.usage.completion_tokens")
 _CACHED = (
@@ -36,7 +41,11 @@ _CACHED = (
 )
 _REASONING = ("gen_ai.usage.reasoning.output_tokens", "gen_ai.usage.reasoning_tokens")
 _MODEL = ("gen_ai.request.model", "gen_ai.response.model")
-_FIRST_S = ("gen_ai.response.time_to_first_chunk", "gen_ai.latency.time_to_first_token", "gen_ai.server.time_to_first_token")
+_FIRST_S = (
+    "gen_ai.response.time_to_first_chunk",
+    "gen_ai.latency.time_to_first_token",
+    "gen_ai.server.time_to_first_token",
+)
 
 
 class Value(msgspec.Struct):

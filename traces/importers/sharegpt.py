@@ -53,10 +53,9 @@ def read(source: Source, intake: Intake) -> Iterator[pa.RecordBatch]:
         before = turn = 0
         for message in said:
             length = len(message.value if message.value is not None else message.content or "")
-            if (message.from_ or message.role or "").lower() in _ANSWERS:
-                if before:
-                    gather.add(session, turn, 0, "chat", _tokens(before), _tokens(length), "estimate")
-                    turn += 1
+            if before and (message.from_ or message.role or "").lower() in _ANSWERS:
+                gather.add(session, turn, 0, "chat", _tokens(before), _tokens(length), "estimate")
+                turn += 1
             before += length
         if gather.full:
             yield gather.take()

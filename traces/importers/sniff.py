@@ -1,4 +1,4 @@
-"""Which format a file has, told by its first bytes; never by its name."""
+"""Which format a file has, told by its content; never by its name. A folder is told by the files in it."""
 
 from __future__ import annotations
 
@@ -10,16 +10,39 @@ from traces.importers import tables
 from traces.importers.source import Source
 
 _KEY = re.compile(rb'"((?:[^"\\]|\\.)*)"\s*:')
+_GOR = re.compile(rb"[123] [0-9A-Za-z]+ \d+( \d+)?\r?\n")
+_FLOW = re.compile(rb"\d{1,9}:")
+_WINDOW = re.compile(rb"\d+(\.\d+)?,[\d.eE+-]+,[\d.eE+-]*,(Gamma|Weibull)?,[\d.eE+-]*,[\d.eE+-]*\r?$")
+
+Test = Callable[[set[str]], bool]
 
 
 def format_of(source: Source) -> str | None:
     """The name of the format, or None when it is not known. Raises BadFile when there is nothing to read."""
+    if source.path.is_dir():
+        return _folder(source)
     head = source.head()
-    if head[:1] in {b"{", b"["} or head.lstrip()[:1] in {b"{", b"["}:
-        return _json(head.lstrip())
+    if head.startswith(b"PAR1"):
+        return "parquet"
+    if _GOR.match(head):
+        return "gor"
+    start = head.lstrip()
+    if start[:1] in {b"{", b"["}:
+        return _json(start)
+    if _FLOW.match(head):
+        return "mitm"
     line = next((line for line in head.splitlines() if line.strip()), b"")
-    names = {name.lower() for name in tables.header(line)}
-    return _first(_TABLES, names)
+    if _WINDOW.match(line):
+        return "servegen"
+    return _first(_TABLES, {name.lower() for name in tables.header(line)})
+
+
+def _folder(source: Source) -> str | None:
+    names = [path.name for path in source.path.iterdir()]
+    if any(re.fullmatch(r"chunk-\d+-trace\.csv(\.gz)?", name) for name in names):
+        return "servegen"
+    inside = next((path for path in sorted(source.path.iterdir()) if path.name.endswith((".json", ".json.gz"))), None)
+    return "kvcache" if inside is not None and format_of(Source(inside)) == "kvcache" else None
 
 
 def _json(head: bytes) -> str | None:
@@ -33,17 +56,37 @@ def _json(head: bytes) -> str | None:
     return _first(_RECORDS, {key.lower() for key in keys})
 
 
-def _first(table: tuple[tuple[str, Callable[[set[str]], bool]], ...], names: set[str]) -> str | None:
+def _first(table: tuple[tuple[str, Test], ...], names: set[str]) -> str | None:
     return next((name for name, test in table if test(names)), None)
 
 
-def _has(*wanted: str) -> Callable[[set[str]], bool]:
+def _has(*wanted: str) -> Test:
     return lambda names: names.issuperset(wanted)
 
 
-_TABLES = (
+def _any(*tests: Test) -> Test:
+    return lambda names: any(test(names) for test in tests)
+
+
+_TABLES: tuple[tuple[str, Test], ...] = (
     ("azure", _has("timestamp", "contexttokens", "generatedtokens")),
     ("burstgpt", _has("timestamp", "model", "request tokens", "response tokens")),
+    ("vidur", _has("num_prefill_tokens", "num_decode_tokens")),
     ("csv", _has("arrival_ns")),
 )
-_RECORDS = (("mooncake", _has("timestamp", "input_length", "output_length")),)
+_RECORDS: tuple[tuple[str, Test], ...] = (
+    ("bailian", _has("chat_id", "parent_chat_id", "timestamp")),
+    ("mooncake", _has("timestamp", "input_length", "output_length")),
+    ("llmservingsim", _has("input_toks", "output_toks")),
+    ("vllmbench", _has("input_lens", "output_lens")),
+    ("kvcache", _has("id", "block_size", "requests")),
+    ("otel", _has("resourcespans")),
+    ("har", _has("log", "entries")),
+    ("har", _has("log", "version", "creator")),
+    ("aiperf", _has("metadata", "metrics")),
+    ("arex", _has("categorytype", "creationtime")),
+    ("litellm", _has("starttime", "prompt_tokens", "completion_tokens")),
+    ("sharegpt", _any(_has("conversations"), _has("messages", "role", "content"))),
+    ("accesslog", _any(_has("start_time", "response_code"), _has("request_time", "status"))),
+    ("jsonl", _has("arrival_ns")),
+)

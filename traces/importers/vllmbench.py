@@ -1,8 +1,8 @@
 """The result file of `vllm bench serve --save-detailed` (and of its relatives): parallel lists in one JSON object.
 
 `input_lens`, `output_lens`, `ttfts`, `itls`, `errors`, `start_times`. Start times are seconds of a monotonic clock, so
-arrivals count from the first; a file without them imports as lengths. `ttfts` and `itls` are seconds; a gap in `itls` is
-one between chunks. Texts and errors are not kept. A failed request has an error, or no first token and no output.
+arrivals count from the first; a file without them imports as lengths. `ttfts` and `itls` are seconds; a gap in `itls`
+is one between chunks. Texts and errors are not kept. A failed request has an error, or no first token and no output.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from traces.importers.source import Source
 from traces.units import NS_PER_S
 
 _COLUMNS = (
-    "arrival_ns model input_tokens output_tokens tokens_source first_token_ns last_token_ns end_ns chunk_ns outcome error"
+    "arrival_ns model input_tokens output_tokens tokens_source first_token_ns last_token_ns end_ns chunk_ns outcome "
+    "error"
 )
 
 

@@ -1,4 +1,4 @@
-"""What a request asked for: endpoint from its path; model, stream, limits and tools from its JSON body. No text is kept."""
+"""What a request asked for: endpoint from its path; model, stream, limits, tools from its JSON body; never its text."""
 
 from __future__ import annotations
 
