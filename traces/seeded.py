@@ -54,13 +54,14 @@ def session_keys(trace: pa.Table) -> UInt64s:
     """
     own = mix(np.arange(trace.num_rows, dtype=np.uint64))
     if "request_id" in trace.schema.names:
-        own = _text_keys(trace.column("request_id"), own)
+        own = text_keys(trace.column("request_id"), own)
     if "session_id" in trace.schema.names:
-        own = _text_keys(trace.column("session_id"), own)
+        own = text_keys(trace.column("session_id"), own)
     return own
 
 
-def _text_keys(column: pa.ChunkedArray, otherwise: UInt64s) -> UInt64s:
+def text_keys(column: pa.ChunkedArray, otherwise: UInt64s) -> UInt64s:
+    """The hash of every string of a column, `otherwise` where it is null."""
     keys = otherwise.copy()
     row = 0
     for chunk in column.chunks:
