@@ -140,7 +140,8 @@ def decimal_ns(text: pa.Array, unit: str) -> Parsed:
     digits = UNIT_DIGITS[unit]
     try:
         if digits == 0:
-            return Parsed(pc.cast(text, pa.int64()).to_numpy(zero_copy_only=False), _nulls(text))
+            whole = pc.fill_null(pc.cast(text, pa.int64()), 0)
+            return Parsed(whole.to_numpy(zero_copy_only=False), _nulls(text))
         fine = pc.cast(text, pa.decimal128(38, 18))
         rounded = pc.round(fine, digits, round_mode="half_to_even").cast(pa.decimal128(38, digits))
         return Parsed(_unscaled(rounded), _nulls(text))

@@ -96,7 +96,7 @@ def _records(source: Source, intake: Intake) -> Iterator[Record]:
         if not all(number.isdigit() for number in numbers) or int(numbers[0]) >= 2**63:
             intake.bad_row(row, "timestamp", f"{numbers[0][:40]!r} is not a time in ns")
             continue
-        if fields[0] == b"1" and not message.startswith(_METHODS):
+        if fields[0] == b"1" and not (message.startswith(_METHODS) and b"\r\n\r\n" in message):
             intake.bad_row(row, "request", "is no HTTP request (cut short?)")
             continue
         latency = int(numbers[1]) if len(numbers) > 1 else None

@@ -21,10 +21,11 @@ from traces.errors import BadFile
 from traces.importers import tables
 from traces.importers.clock import UNIT_DIGITS, Clock, Parsed, decimal_ns
 from traces.importers.intake import Intake, record_batch
-from traces.record import REQUEST_SCHEMA
+from traces.record import ENDPOINTS, OUTCOMES, REQUEST_SCHEMA, TOKENS_SOURCES
 
 _UNITS = (*UNIT_DIGITS, "iso")
 _NAMED_UNIT = re.compile(r"(?:^|[_ .(\[-])(ns|us|µs|ms|s|sec|seconds)[)\]]?$", re.IGNORECASE)
+_ONE_OF = {"endpoint": ENDPOINTS, "outcome": OUTCOMES, "tokens_source": TOKENS_SOURCES}
 _NOTHING = np.zeros(0, np.int64)
 _TRUE, _FALSE = ("true", "1", "yes", "t"), ("false", "0", "no", "f")
 
@@ -126,7 +127,19 @@ def _parser(name: str, source: str, unit: str | None, where: str) -> Callable[[p
         return _boolean
     if pa.types.is_list(type_):
         return _lists
-    return lambda text: (tables.words(text), Parsed(_NOTHING, {}))
+    allowed = _ONE_OF.get(name)
+    return lambda text: _words(text, allowed)
+
+
+def _words(text: pa.Array, allowed: tuple[str, ...] | None) -> tuple[object, Parsed]:
+    """Strings, of a fixed set where the record has one."""
+    words = tables.words(text)
+    if allowed is None:
+        return words, Parsed(_NOTHING, {})
+    known = pc.or_(pc.is_in(words, pa.array(allowed)), pc.is_null(words)).to_numpy(zero_copy_only=False)
+    return words, Parsed(
+        _NOTHING, dict.fromkeys(np.flatnonzero(~known).tolist(), f"is not one of {', '.join(allowed)}")
+    )
 
 
 def _optional(text: pa.Array, read: Callable[[pa.Array], Parsed]) -> tuple[object, Parsed]:

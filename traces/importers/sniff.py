@@ -50,6 +50,7 @@ def _json(head: bytes) -> str | None:
     try:
         record = json.loads(line)
         keys = set(record) if isinstance(record, dict) else set()
+        keys |= set(record["log"]) if "log" in keys and isinstance(record["log"], dict) else set()
     except ValueError:
         keys = set()
     keys = keys or {key.decode("utf-8", "replace") for key in _KEY.findall(head)}

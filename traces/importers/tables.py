@@ -167,8 +167,8 @@ def _reason(error: Exception) -> str:
 def counts(text: pa.Array) -> Parsed:
     """Non-negative whole numbers below 2^31 of a string array (`12`, also `12.0` and `1.2e1`)."""
     try:
-        values = pc.cast(text, pa.int64()).to_numpy(zero_copy_only=False)
-        if values.size == 0 or (values.min() >= 0 and values.max() <= _MAX_COUNT and not text.null_count):
+        values = pc.cast(text, pa.int64()).to_numpy(zero_copy_only=False) if not text.null_count else None
+        if values is not None and (not values.size or (values.min() >= 0 and values.max() <= _MAX_COUNT)):
             return Parsed(values, {})
     except pa.ArrowInvalid:
         pass
