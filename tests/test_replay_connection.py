@@ -614,7 +614,7 @@ def test_a_long_stream_is_handed_over_in_parts(kind):
         taken.extend(exchange.segments)
         assert b"".join(data for _, data in taken) == part * 4000
         assert len(sizes) > 3
-        assert max(sizes) <= 2 * SPILL_BYTES + (1 << 18)  # one read may bring more than the limit
+        assert SPILL_BYTES < max(sizes) < 1 << 20  # one read may bring more than the limit, the stream is 4 MB
 
     play(handler, scenario, kind)
 
