@@ -101,9 +101,9 @@ def test_coarser_windows_are_the_wide_windows(arrival, factor):
 
 def test_poisson_arrivals_have_a_flat_curve_inside_the_band():
     arrival = np.sort(np.random.default_rng(11).integers(0, 2000 * S, size=20_000))
-    for point in burstiness.dispersion_curve(arrival):
+    for point in burstiness.counts(arrival).curve:
         assert abs(point.idc - 1) <= 1.5 * point.poisson_band
-    assert max(map(abs, burstiness.autocorrelation(arrival)["values"])) < 0.08
+    assert max(map(abs, burstiness.autocorrelation(burstiness.windows(arrival, S))["values"])) < 0.08
 
 
 def test_a_rate_that_moves_raises_dispersion_with_the_window_and_shows_in_autocorrelation():
@@ -112,9 +112,9 @@ def test_a_rate_that_moves_raises_dispersion_with_the_window_and_shows_in_autoco
     arrival = np.concatenate(
         [np.sort(generator.integers(0, S, n)) + i * S for i, n in enumerate(generator.poisson(rates))]
     )
-    curve = {point.window_s: point.idc for point in burstiness.dispersion_curve(arrival)}
+    curve = {point.window_s: point.idc for point in burstiness.counts(arrival).curve}
     assert curve[0.1] < 2 < curve[10]
-    assert burstiness.autocorrelation(arrival)["values"][0] > 0.5
+    assert burstiness.autocorrelation(burstiness.windows(arrival, S))["values"][0] > 0.5
 
 
 def test_batched_timestamps_are_seen_and_their_period_told():

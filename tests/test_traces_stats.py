@@ -162,6 +162,7 @@ def test_rates_are_told_in_the_unit_where_they_are_above_one():
 def plain(**changes):
     base = {
         "rows": 10_000,
+        "distinct_timestamps": 10_000,
         "span_s": 1000.0,
         "mean_rate_rps": 10.0,
         "iat_mean_s": 0.1,
@@ -188,11 +189,12 @@ def plain(**changes):
             "Dispersion grows from 1 at 1 s to 10 at 10 s",
         ),
         (
-            {"timestamps": {"resolution_s": 1.0, "batch_period_s": 3.0}, "distinct_timestamps": 70},
+            {"timestamps": {"resolution_s": 0.001, "batch_period_s": 3.0}, "distinct_timestamps": 70},
             "timestamps",
             "70 different times for 10,000 requests, in batches 3 s apart",
         ),
         ({"timestamps": {"resolution_s": 1.0, "batch_period_s": None}}, "timestamps", "multiples of 1 s"),
+        ({"timestamps": {"resolution_s": 1.0, "batch_period_s": 1.0}}, "timestamps", "multiples of 1 s"),
         ({"prefill_decode_ratio": 75.0}, "balance", "75 input tokens for each output token: prefill-heavy"),
         (
             {"prefill_decode_ratio": 5.0, "input_output_correlation": -0.5},

@@ -44,7 +44,7 @@ class Words:
 
     def counts(self) -> dict[str, int]:
         """Rows of each word, most frequent first; nulls left out."""
-        found = np.bincount(self.codes[self.codes >= 0], minlength=len(self.names))
+        found = np.bincount(self.codes + np.int32(1), minlength=len(self.names) + 1)[1:]
         order = np.argsort(-found, kind="stable")
         return {self.names[code]: int(found[code]) for code in order.tolist() if found[code]}
 
@@ -90,23 +90,23 @@ class Columns:
 
 def gather(batches: Iterable[pa.RecordBatch]) -> Columns | None:
     """Read batches into columns, sorted by arrival; None when there is no row."""
-    parts: dict[str, list[Any]] = {}
+    grown: dict[str, _Growing] = {}
     vocabularies: dict[str, dict[str, int]] = {}
     metadata, block_size = Metadata(), 0
     for batch in batches:
         metadata = metadata_of(batch)
         for name, values in _arrays(batch, vocabularies).items():
-            parts.setdefault(name, []).append(values)
+            grown.setdefault(name, _Growing(values.dtype)).append(values)
         if not block_size and "block_size" in batch.schema.names:
             block_size = pc.max(batch.column("block_size")).as_py() or 0
-    if "arrival_ns" not in parts or not sum(map(len, parts["arrival_ns"])):
+    if "arrival_ns" not in grown or not grown["arrival_ns"].rows:
         return None
-    joined = {name: _joined(parts, name) for name in list(parts)}
+    joined = {name: column.values() for name, column in grown.items()}
     arrival = joined.pop("arrival_ns")
     columns = Columns(
         metadata=metadata,
         arrival_ns=arrival,
-        numbers={name: joined[name] for name in NUMBERS if name in joined and (joined[name] >= 0).any()},
+        numbers={name: joined[name] for name in NUMBERS if name in joined and joined[name].max() >= 0},
         words={name: Words(joined[name], tuple(vocabularies[name])) for name in WORDS if vocabularies.get(name)},
         stream=_unless_null(joined.get("stream"), -1),
         session=_unless_null(joined.get("session_id"), 0),
@@ -118,10 +118,24 @@ def gather(batches: Iterable[pa.RecordBatch]) -> Columns | None:
     return columns.take(np.argsort(arrival, kind="stable")) if columns.out_of_order_steps else columns
 
 
-def _joined(parts: dict[str, list[Any]], name: str) -> npt.NDArray[Any]:
-    """The parts of one column as one array; the parts are let go."""
-    pieces = parts.pop(name)
-    return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+class _Growing:
+    """An array that takes more values: doubled when full, so that no batch stays behind."""
+
+    def __init__(self, dtype: np.dtype[Any]) -> None:
+        self.rows = 0
+        self.room = np.empty(1 << 16, dtype=dtype)
+
+    def append(self, values: npt.NDArray[Any]) -> None:
+        need = self.rows + len(values)
+        if need > len(self.room):
+            room = np.empty(max(need, 2 * len(self.room)), dtype=self.room.dtype)  # touched, so paid for, when filled
+            room[: self.rows] = self.room[: self.rows]
+            self.room = room
+        self.room[self.rows : need] = values
+        self.rows = need
+
+    def values(self) -> npt.NDArray[Any]:
+        return self.room[: self.rows]
 
 
 def _unless_null(values: npt.NDArray[Any] | None, null: int) -> npt.NDArray[Any] | None:

@@ -100,8 +100,8 @@ def _bursts_compared(one: str, a: float, two: str, b: float, width: float, *, fi
 
 
 def seconds(value_s: float) -> str:
-    """A duration for people."""
-    return show_ns(value_s * NS_PER_S)
+    """A duration for people, in days from two on."""
+    return f"{value_s / 86_400:,.3g} days" if value_s >= 2 * 86_400 else show_ns(value_s * NS_PER_S)
 
 
 def percent(share: float, digits: int = 0) -> str:
@@ -123,8 +123,15 @@ def base_point(profile: Profile) -> dict[str, Any] | None:
     None where the curve has none.
     """
     width = profile.get("autocorrelation", {}).get("window_s", 0)
-    width = max(width, 3 * (profile.get("timestamps", {}).get("batch_period_s") or 0))
+    width = max(width, _blind_s(profile))
     return next((point for point in profile.get("idc_curve", []) if point["window_s"] >= width), None)
+
+
+def _blind_s(profile: Profile) -> float:
+    """Windows below this tell of the recording: on a strict grid its step, else three batches."""
+    stamps = profile.get("timestamps", {})
+    period, resolution = stamps.get("batch_period_s") or 0, stamps.get("resolution_s", 0)
+    return float(period if period == resolution else 3 * period)
 
 
 def burst_word(point: dict[str, Any]) -> str:
@@ -227,20 +234,22 @@ def _timestamps(profile: Profile) -> Iterator[Finding]:
     if not stamps:
         return
     period, resolution = stamps["batch_period_s"], stamps["resolution_s"]
-    if period is not None:
+    if period is None and resolution < 0.1 * profile["iat_mean_s"]:
+        return
+    different = f"{profile['distinct_timestamps']:,} different times for {profile['rows']:,} requests"
+    if period is None or period == resolution:
         yield Finding(
             "timestamps",
-            f"Timestamps are quantised: {profile['distinct_timestamps']:,} different times for {profile['rows']:,} "
-            f"requests, in batches {seconds(period)} apart.",
-            f"dispersion below {seconds(3 * period)} tells of the recording, not of the users: look at longer "
-            "windows, or re-time with --poisson.",
+            f"Timestamps are multiples of {seconds(resolution)}: {different}.",
+            f"order and gaps within {seconds(resolution)} are lost: requests of one instant are sent together.",
         )
-    elif resolution >= 0.1 * profile["iat_mean_s"]:
-        yield Finding(
-            "timestamps",
-            f"Timestamps are multiples of {seconds(resolution)}, the mean gap is {seconds(profile['iat_mean_s'])}.",
-            f"order and gaps within {seconds(resolution)} are lost, so requests of one instant are sent together.",
-        )
+        return
+    yield Finding(
+        "timestamps",
+        f"Timestamps are quantised: {different}, in batches {seconds(period)} apart.",
+        f"dispersion below {seconds(3 * period)} tells of the recording, not of the users: look at longer windows, or "
+        "re-time with --poisson.",
+    )
 
 
 def _balance(profile: Profile) -> Iterator[Finding]:

@@ -22,12 +22,23 @@ from typing import Any
 
 import numpy as np
 
-from traces.burstiness import NS, Int64s, autocorrelation, base_window, daily, dispersion_curve, grid, timing, windows
+from traces.burstiness import (
+    NS,
+    Counts,
+    Int64s,
+    Windows,
+    autocorrelation,
+    base_window,
+    counts,
+    daily,
+    grid,
+    timing,
+    windows,
+)
 from traces.columns import Columns
 from traces.lengths import describe, rank_correlation, spread
 
 MOST_TENANTS = 20  # tenants described in full; the rest only counted
-_PEAK_NS = 10 * NS
 _BINS_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400)
 _MOST_BINS = 240
 _SAMPLES = 4096  # moments at which requests in flight are counted
@@ -61,12 +72,12 @@ def part(columns: Columns) -> dict[str, Any]:
     found: dict[str, Any] = {"rows": len(columns)}
     timed = has_times(columns)
     if timed:
-        found |= timing(columns.arrival_ns)
+        counted = counts(columns.arrival_ns)
+        found |= timing(columns.arrival_ns, counted)
         if found["span_s"] > 0:
-            found |= _rhythm(columns.arrival_ns)
+            found |= _rhythm(columns.arrival_ns, counted) | {"offered": offered(columns, counted.ten)}
     found |= _lengths(columns)
     if timed and found["span_s"] > 0:
-        found["offered"] = offered(columns)
         found["in_flight"] = in_flight(columns)
     found |= _latency(columns) | _kinds(columns)
     found["sessions"] = sessions(columns)
@@ -78,27 +89,26 @@ def has_times(columns: Columns) -> bool:
     return not columns.metadata.source.startswith("lengths")
 
 
-def _rhythm(arrival_ns: Int64s) -> dict[str, Any]:
+def _rhythm(arrival_ns: Int64s, counted: Counts) -> dict[str, Any]:
     resolution_ns, period_ns = grid(arrival_ns)
     return {
         "timestamps": {
             "resolution_s": resolution_ns / NS,
             "batch_period_s": None if period_ns is None else period_ns / NS,
         },
-        "idc_curve": [point._asdict() for point in dispersion_curve(arrival_ns)],
-        "autocorrelation": autocorrelation(arrival_ns),
+        "idc_curve": [point._asdict() for point in counted.curve],
+        "autocorrelation": autocorrelation(counted.second),
         "daily_rps": daily(arrival_ns),
-        "rate_curve": rate_curve(arrival_ns),
+        "rate_curve": rate_curve(counted.second, int(arrival_ns[-1] - arrival_ns[0])),
     }
 
 
-def rate_curve(arrival_ns: Int64s) -> dict[str, Any]:
+def rate_curve(second: Windows, span_ns: int) -> dict[str, Any]:
     """The rate [req/s] over time in at most 240 bins of a whole number of seconds; the last may be partial."""
-    span_ns = int(arrival_ns[-1] - arrival_ns[0])
     bin_s = next(
         (width for width in _BINS_S if span_ns // (width * NS) < _MOST_BINS), -(-span_ns // (NS * _MOST_BINS)) + 1
     )
-    counted = windows(arrival_ns, bin_s * NS)
+    counted = second.coarser(bin_s)
     lengths = np.full(counted.total, float(bin_s))
     lengths[-1] = max(span_ns / NS - bin_s * (counted.total - 1), 1e-9) if counted.total > 1 else span_ns / NS
     lengths[-1] = max(lengths[-1], bin_s / 4)  # a sliver of a bin would show a rate that never was
@@ -119,18 +129,17 @@ def _lengths(columns: Columns) -> dict[str, Any]:
     return found
 
 
-def offered(columns: Columns) -> dict[str, Any]:
+def offered(columns: Columns, ten: Windows) -> dict[str, Any]:
     """Tokens a second that the requests ask for: on average and in the fullest 10 s."""
     span_s = int(columns.arrival_ns[-1] - columns.arrival_ns[0]) / NS
+    starts = np.cumsum(ten.arrivals) - ten.arrivals
     found = {}
     for name in ("input_tokens", "output_tokens"):
-        if name not in columns.numbers:
-            continue
-        tokens = np.maximum(columns.numbers[name], 0)
-        found[f"{name}_per_s"] = float(tokens.sum(dtype=np.int64)) / span_s
-        index = (columns.arrival_ns - columns.arrival_ns[0]) // _PEAK_NS
-        starts = np.flatnonzero(np.concatenate([[True], index[1:] != index[:-1]]))
-        found[f"{name}_per_s_peak_10s"] = float(np.add.reduceat(tokens, starts, dtype=np.int64).max()) / 10
+        if name in columns.numbers:
+            tokens = np.maximum(columns.numbers[name], 0)
+            sums = np.add.reduceat(tokens, starts, dtype=np.int64)
+            found[f"{name}_per_s"] = int(sums.sum()) / span_s
+            found[f"{name}_per_s_peak_10s"] = int(sums.max()) / 10
     return found
 
 
@@ -272,17 +281,17 @@ def together(columns: Columns, names: list[str]) -> list[dict[str, Any]]:
     if columns.arrival_ns[-1] == columns.arrival_ns[0]:
         return []
     tenants = columns.words["tenant"]
-    width_s = max(base_window(columns.arrival_ns), 10)
+    width_s = max(base_window(windows(columns.arrival_ns, NS)), 10)
     total = windows(columns.arrival_ns, width_s * NS).total
     if total < 20:
         return []
     index = (columns.arrival_ns - columns.arrival_ns[0]) // (width_s * NS)
-    counts = {name: np.bincount(index[tenants.codes == tenants.names.index(name)], minlength=total) for name in names}
+    each = {name: np.bincount(index[tenants.codes == tenants.names.index(name)], minlength=total) for name in names}
     pairs = []
     for one, two in itertools.combinations(names, 2):
-        if not counts[one].std() or not counts[two].std():
+        if not each[one].std() or not each[two].std():
             continue
-        correlation = float(np.corrcoef(counts[one], counts[two])[0, 1])
+        correlation = float(np.corrcoef(each[one], each[two])[0, 1])
         if abs(correlation) > 3 / (total - 1) ** 0.5:
             pairs.append({"tenants": [one, two], "correlation": correlation, "window_s": width_s, "windows": total})
     return sorted(pairs, key=lambda pair: -abs(pair["correlation"]))

@@ -113,7 +113,7 @@ class _Windowed:
         start = self.index * float(width_ns)
         self.start = start
         self.length = np.minimum(start + width_ns, self.end_ns) - start
-        self.density = counted.arrivals * width_ns / np.maximum(self.length, width_ns / 4) + 0.5
+        self.density = counted.arrivals * float(width_ns) / np.maximum(self.length, width_ns / 4) + 0.5
         self.block_start = self.block[self.first] * float(self.size * width_ns)
         self.block_end = np.minimum(self.block_start + self.size * width_ns, self.end_ns)
         x = np.concatenate([start, start + self.length, self.block_start, self.block_end])
