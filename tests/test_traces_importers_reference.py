@@ -223,9 +223,15 @@ def test_a_trace_drawn_from_servegen_has_the_asked_rate_and_is_reproducible(data
 
 
 def test_every_file_of_the_reference_is_told_by_its_content():
-    forms = {name: format_of(Source(_ROOT / "traces" / name)) for name in [*REQUESTS, *HARS, *CLIENTS]}
+    forms = {name: format_of(Source(_ROOT / "traces" / name)) for name in [*REQUESTS, *HARS, *reference("servegen")]}
     assert None not in forms.values()
-    for part, form in (("azure", "azure"), ("burstgpt", "burstgpt"), ("mooncake", "mooncake"), (".har", "har")):
+    for part, form in (
+        ("azure", "azure"),
+        ("burstgpt", "burstgpt"),
+        ("mooncake", "mooncake"),
+        (".har", "har"),
+        ("servegen", "servegen"),
+    ):
         assert {forms[name] for name in forms if part in name} == {form}
 
 

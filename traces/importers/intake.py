@@ -98,7 +98,7 @@ class Intake:
         if self.bad:
             lines.append(f"{self.bad:,} unreadable rows skipped")
         if self.out_of_order:
-            lines.append(f"{self.out_of_order:,} rows out of order, sorted by time")
+            lines.append(f"{self.out_of_order:,} rows out of order, sorted")
         return [*lines, *self.notes]
 
 

@@ -36,6 +36,7 @@ from traces.units import NS_PER_S
 
 DEFAULT_DURATION_NS = 3600 * NS_PER_S
 _TRACE = re.compile(r"chunk-(\d+)-trace\.csv(?:\.gz)?")
+_DATASET = re.compile(r"(chunk-\d+)-dataset\.json")
 _INPUTS = ("input_tokens", "text_tokens", "image_tokens", "audio_tokens", "video_tokens")
 _PATTERNS = {"", "Gamma", "Weibull"}
 
@@ -187,13 +188,15 @@ def _in_force(data: Mapping[int, Mapping[str, Lengths]], at_s: float) -> Mapping
 
 
 def load(path: Path, name: str) -> list[Client]:
-    """The clients of a folder, or the one of a `chunk-N-trace.csv`, in the order of their numbers.
+    """The clients of a folder, or the one of a `chunk-N-trace.csv` or its dataset, in the order of their numbers.
 
     Raises:
         BadFile, BadRow.
     """
     if not path.exists():
         raise BadFile(f"{name}: no such file or folder")
+    if (match := _DATASET.fullmatch(path.name)) is not None:
+        path = path.with_name(f"{match[1]}-trace.csv")
     files = sorted(path.glob("chunk-*-trace.csv*")) if path.is_dir() else [path]
     numbered = [(int(match[1]), file) for file in files if (match := _TRACE.fullmatch(file.name))]
     if not numbered:

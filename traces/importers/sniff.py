@@ -9,7 +9,8 @@ from collections.abc import Callable
 from traces.importers import tables
 from traces.importers.source import Source
 
-_KEY = re.compile(rb'"((?:[^"\\]|\\.)*)"\s*:')
+# whole strings one after the other, the last one perhaps cut off; group 2 marks a key
+_STRING = re.compile(rb'"((?:[^"\\]|\\.)*+)(?:"(\s*+:)?|\\?\Z)', re.DOTALL)
 _GOR = re.compile(rb"[123] [0-9A-Za-z]+ \d+( \d+)?\r?\n")
 _FLOW = re.compile(rb"\d{1,9}:")
 _WINDOW = re.compile(rb"\d+(\.\d+)?,[\d.eE+-]+,[\d.eE+-]*,(Gamma|Weibull)?,[\d.eE+-]*,[\d.eE+-]*\r?$")
@@ -53,7 +54,7 @@ def _json(head: bytes) -> str | None:
         keys |= set(record["log"]) if "log" in keys and isinstance(record["log"], dict) else set()
     except ValueError:
         keys = set()
-    keys = keys or {key.decode("utf-8", "replace") for key in _KEY.findall(head)}
+    keys = keys or {text.decode("utf-8", "replace") for text, colon in _STRING.findall(head) if colon}
     return _first(_RECORDS, {key.lower() for key in keys})
 
 
@@ -89,5 +90,6 @@ _RECORDS: tuple[tuple[str, Test], ...] = (
     ("litellm", _has("starttime", "prompt_tokens", "completion_tokens")),
     ("sharegpt", _any(_has("conversations"), _has("messages", "role", "content"))),
     ("accesslog", _any(_has("start_time", "response_code"), _has("request_time", "status"))),
+    ("servegen", _has("0", "output_tokens")),
     ("jsonl", _has("arrival_ns")),
 )
