@@ -46,7 +46,7 @@ async def engine(*options: str) -> AsyncIterator[Engine]:
     profile = make_profile(values)
     log: list[Log] = []
     server = build(values, profile, make_config(values, profile), log=log.append)
-    runner = web.AppRunner(server.application(), access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
+    runner = server.runner()
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     base = f"http://127.0.0.1:{runner.addresses[0][1]}"
@@ -300,22 +300,50 @@ def test_a_prompt_too_long_is_refused_in_the_very_words_that_vllm_used(data):
     run(scenario)
 
 
-def test_a_full_queue_is_a_503_before_the_stream_begins():
+def refusals(engine: Engine, reason: str) -> float:
+    text = engine.server.engine.metrics.text(engine.server.engine.gauges())
+    (line,) = [
+        line for line in text.splitlines() if f'admission_rejections_total{{model_name="tiny",reason="{reason}"' in line
+    ]
+    return float(line.rsplit(" ", 1)[1])
+
+
+def test_a_full_engine_is_a_503_before_the_stream_begins_and_running_ones_count():
     async def scenario(engine: Engine) -> None:
         asked = TEXT | {"stream": True, "max_tokens": 400}
-        answers = await asyncio.gather(*(engine.post("/v1/completions", asked) for _ in range(6)))
-        statuses = sorted(status for status, _ in answers)
-        assert statuses[0] == 200
-        assert statuses[-1] == 503
-        refused = json.loads(next(body for status, body in answers if status == 503))["error"]
-        assert refused["type"] == "Service Unavailable"
-        assert refused["message"].startswith("The engine is currently busy")
-        text = engine.server.engine.metrics.text(engine.server.engine.gauges())
-        count = statuses.count(503)
-        assert f'admission_rejections_total{{model_name="tiny",reason="max_num_queued_reqs"}} {count}.0' in text
-        assert sum(row.outcome == "refused" for row in engine.log) == count
+        tasks = [asyncio.create_task(engine.post("/v1/completions", asked)) for _ in range(2)]
+        await until(lambda: engine.server.engine.scheduler.unfinished == 2)
+        status, body = await engine.post("/v1/completions", asked | {"n": 2})
+        assert status == 503
+        assert json.loads(body)["error"]["type"] == "Service Unavailable"
+        assert json.loads(body)["error"]["message"].startswith("The engine is currently busy")
+        tasks.append(asyncio.create_task(engine.post("/v1/completions", asked)))
+        await until(lambda: engine.server.engine.scheduler.unfinished == 3)
+        assert (await engine.post("/v1/completions", TEXT))[0] == 503
+        assert [status for status, _ in await asyncio.gather(*tasks)] == [200, 200, 200]
+        assert refusals(engine, "max_num_queued_reqs") == 2
+        assert sum(row.outcome == "refused" for row in engine.log) == 2
 
-    run(scenario, "--max-num-seqs", "1", "--max-num-queued-reqs", "2", "--speed-of-time", "20x")
+    run(scenario, "--max-num-seqs", "1", "--max-num-queued-reqs", "3", "--speed-of-time", "20x")
+
+
+def test_a_backlog_of_prompt_tokens_without_a_first_token_is_a_503():
+    async def scenario(engine: Engine) -> None:
+        asked = TEXT | {"prompt": [300] * 60, "max_tokens": 400}
+        first = asyncio.create_task(engine.post("/v1/completions", asked))
+        await until(lambda: engine.server.engine.metrics.prompt_tokens == 60)
+        waiting = []
+        for count in (1, 2):
+            waiting.append(asyncio.create_task(engine.post("/v1/completions", asked)))
+            await until(lambda count=count: engine.server.engine.gauges().waiting == count)
+        status, body = await engine.post("/v1/completions", asked)
+        assert status == 503
+        assert "prefill token backlog" in json.loads(body)["error"]["message"]
+        assert refusals(engine, "max_num_queued_tokens") == 1
+        for task in [first, *waiting]:
+            task.cancel()
+
+    run(scenario, "--max-num-seqs", "1", "--max-num-queued-tokens", "100", "--speed-of-time", "5x")
 
 
 # --- priority, ends, disconnects --------------------------------------------------------------------------------------

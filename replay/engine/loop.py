@@ -104,9 +104,9 @@ class Engine:
         scheduler = self.scheduler
         return Gauges(len(scheduler.running), len(scheduler.waiting), scheduler.pool.usage)
 
-    def refusal(self, request: EngineRequest) -> Refusal | None:
-        """Whom a full queue turns away if this request is added."""
-        return self.scheduler.refusal(request)
+    def refusal(self, request: EngineRequest, n: int) -> Refusal | None:
+        """Whom a full queue turns away if n such requests are added."""
+        return self.scheduler.refusal(request, n)
 
     def add(self, choice: Choice) -> None:
         """Queue a sequence; it can be scheduled with the next step."""

@@ -49,7 +49,7 @@ class SchedulerConfig:
         long_prefill_token_threshold: most prompt tokens one request may get in a step while others exist; 0 = off.
         watermark: share of the blocks kept free at admission while something runs.
         scheduler_reserve_full_isl: admit only what fits with its whole prompt.
-        max_num_queued_reqs, max_num_queued_tokens: what may wait; more is refused with 503 (`refusal`).
+        max_num_queued_reqs, max_num_queued_tokens: what may be in the engine; more is refused with 503 (`refusal`).
         engine_version: "0.32" or "0.33".
         preemption_threshold: `sglang` only; a head preempts those less urgent by more than this.
         ageing_s: `ageing` only; seconds of waiting that count as one rank.
@@ -313,21 +313,30 @@ class Scheduler:
         """Requests that wait or run."""
         return len(self.requests)
 
-    def refusal(self, request: EngineRequest) -> Refusal | None:
-        """Whom a full queue would turn away if `request` came now, or None. The caller aborts a displaced waiter."""
+    def refusal(self, request: EngineRequest, n: int = 1) -> Refusal | None:
+        """Whom a full queue would turn away if `request` (and n - 1 like it) came now, or None.
+
+        vLLM limits the unfinished requests, running ones included, and the prompt tokens of those without a first token
+        (`v1/engine/async_llm.py`, `check_admission`); SGLang limits those that wait, and there a more urgent newcomer
+        displaces the least urgent of them, which the caller aborts.
+        """
         config = self.config
-        if config.max_num_queued_reqs is not None and len(self.waiting) >= config.max_num_queued_reqs:
-            if config.scheduling_policy == "sglang" and len(self.waiting):
-                worst = max(self.waiting, key=lambda waiter: (waiter.priority, waiter.arrival_time))
-                if request.priority < worst.priority:
-                    return Refusal(worst, "The request is aborted by a higher priority request.")
-                return Refusal(request, "The request queue is full.")
-            message = "The engine is currently busy and cannot accept new requests."
-            return Refusal(request, message + " Please try again later or on a different instance.")
+        most = config.max_num_queued_reqs
+        if config.scheduling_policy == "sglang":
+            if most is None or len(self.waiting) < most:
+                return None
+            worst = max(self.waiting, key=lambda waiter: (waiter.priority, waiter.arrival_time), default=None)
+            if worst is not None and request.priority < worst.priority:
+                return Refusal(worst, "The request is aborted by a higher priority request.")
+            return Refusal(request, "The request queue is full.")
+        again = " Please try again later or on a different instance."
+        if most is not None and self.unfinished + n > most:
+            return Refusal(request, "The engine is currently busy and cannot accept new requests." + again)
         limit = config.max_num_queued_tokens
-        if limit is not None and self.waiting.prompt_tokens + request.prompt_tokens > limit and len(self.waiting):
-            message = "The engine has reached its prefill token backlog limit."
-            return Refusal(request, message + " Please try again later or on a different instance.")
+        if limit is not None:
+            backlog = sum(other.prompt_tokens for other in self.requests.values() if not other.output_tokens)
+            if backlog >= limit:
+                return Refusal(request, "The engine has reached its prefill token backlog limit." + again)
         return None
 
     def add(self, request: EngineRequest) -> None:

@@ -141,14 +141,14 @@ if TYPE_CHECKING:
 )
 @click.option("--die-with-parent", is_flag=True, hidden=True)
 def serve(**options: Any) -> None:
-    r"""Start the embedded engine: vLLM's scheduler on a step-time model, behind vLLM's HTTP API.
+    """Start the embedded engine: vLLM's scheduler on a step-time model, behind vLLM's HTTP API.
 
     \b
     replay serve --port 8100 --policy priority --max-num-seqs 8
     replay serve --profile llama3-8b-h100 --policy fcfs --log engine.jsonl
 
     Times are modelled, not measured, unless the profile says otherwise.
-    """
+    """  # noqa: D301 - click wants the control character
     if options["die_with_parent"]:
         _die_with_parent()
     profile = make_profile(options)
@@ -190,9 +190,7 @@ async def _serve(
     log = open_log(options["log_path"]) if options["log_path"] else None
     truth = Truth(profile.model) if options["truth_path"] else None
     server = build(options, profile, config, log=log.write if log else None, truth=truth)
-    runner = web.AppRunner(
-        server.application(), access_log=None, handler_cancellation=True, shutdown_timeout=0.2, keepalive_timeout=3600
-    )
+    runner = server.runner()
     await runner.setup()
     try:
         site = web.TCPSite(runner, options["host"], options["port"], ssl_context=context, backlog=4096)

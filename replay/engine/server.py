@@ -108,6 +108,16 @@ class Server:
             app.on_cleanup.append(self._stop_keep_alive)
         return app
 
+    def runner(self) -> web.AppRunner:
+        """The application, ready to be bound to an address; a client that goes away cancels its handler."""
+        return web.AppRunner(
+            self.application(),
+            access_log=None,
+            handler_cancellation=True,
+            shutdown_timeout=0.2,
+            keepalive_timeout=3600,
+        )
+
     # --- generation ---------------------------------------------------------------------------------------------------
 
     async def _generate(
@@ -160,17 +170,16 @@ class Server:
     def _queue(self, reply: Reply) -> None:
         """Add the sequences of a reply to the engine, all or none. Raises ApiError when the queue is full."""
         choices = self._choices(reply)
-        for choice in choices:
-            refusal = self.engine.refusal(choice.request)
-            if refusal is not None and refusal.request is choice.request:
+        refusal = self.engine.refusal(choices[0].request, len(choices))
+        if refusal is not None:
+            displaced: Choice = refusal.request.tag
+            if displaced is choices[0]:
                 self._count_refusal(refusal.message)
-                self._withdraw(reply)
                 self._write_log(reply)
                 raise api.overloaded(refusal.message)
-            if refusal is not None:
-                displaced: Choice = refusal.request.tag
-                self.engine.abort(displaced)
-                displaced.answer.refused(refusal.message)
+            self.engine.abort(displaced)
+            displaced.answer.refused(refusal.message)
+        for choice in choices:
             self.engine.add(choice)
             reply.choices.append(choice)
         self.engine.metrics.n.observe(reply.ask.n)
