@@ -28,6 +28,7 @@ import msgspec
 DEFAULT_PROFILE = "llama3-8b-a100-80"
 PROFILES = Path(__file__).with_name("profiles.toml")
 NS_PER_MS = 1_000_000
+PS_PER_MS = 1_000_000_000
 
 
 class Load(Protocol):
@@ -86,6 +87,17 @@ class StepModel(msgspec.Struct, frozen=True, kw_only=True):
             total += self.h0_ms + self.h_ms * samples
         return total * NS_PER_MS
 
+    def split_ms(self, tokens: int, decodes: int, samples: int) -> tuple[float, float, float]:
+        """How a step's time falls on its rows: per token, per decode row, per sampling row (ms), attention apart.
+
+        The parts that belong to the step as a whole (fixed cost, linear layers, bases) are split evenly over the rows
+        that cause them, so that the parts of all rows add up to the step's time.
+        """
+        per_token = (self.t0_ms + self.linear_ms(tokens)) / tokens
+        per_decode = self.d0_ms / decodes if decodes else 0.0
+        per_sample = self.h_ms + self.h0_ms / samples if samples else 0.0
+        return per_token, per_decode, per_sample
+
     def alone_ns(self, prompt_tokens: int, budget: int, cached_tokens: int = 0) -> float:
         """Time to the first token of a request that has the engine to itself, in ns."""
         total, computed = 0.0, cached_tokens
@@ -96,6 +108,42 @@ class StepModel(msgspec.Struct, frozen=True, kw_only=True):
             )
             computed += chunk
         return total
+
+
+class PicoClock:
+    """The same step times in whole picoseconds.
+
+    Whole numbers add up exactly, in any grouping: `steps` steps at once take what they take one by one.
+
+    Args:
+        model: coefficients; each is rounded to 1 ps.
+    """
+
+    def __init__(self, model: StepModel) -> None:
+        self.model = model
+        self.context_ps = round(model.k_ms * PS_PER_MS)
+        self._area_ps = model.a_ms * PS_PER_MS
+        self._decoding: list[int] = []
+
+    def decode_ps(self, rows: int) -> int:
+        """A step of that many decode rows and nothing else, their context left out."""
+        known = self._decoding
+        while len(known) <= rows:
+            known.append(self._fixed_ps(len(known), len(known), len(known)))
+        return known[rows]
+
+    def duration_ps(self, tokens: int, decodes: int, context: int, area: float, samples: int) -> int:
+        """A step with this load; 0 without tokens."""
+        if tokens == decodes == samples:
+            return self.decode_ps(decodes) + self.context_ps * context
+        return self._fixed_ps(tokens, decodes, samples) + self.context_ps * context + round(self._area_ps * area)
+
+    def decoding_ps(self, rows: int, context: int, steps: int) -> int:
+        """`steps` steps of `rows` decodes, whose context lengths sum to `context` in the first; each grows by one a step."""
+        return steps * self.decode_ps(rows) + self.context_ps * (context * steps + rows * (steps * (steps - 1) // 2))
+
+    def _fixed_ps(self, tokens: int, decodes: int, samples: int) -> int:
+        return round(self.model.duration_ns(tokens, decodes, 0, 0.0, samples) * 1000)
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True):

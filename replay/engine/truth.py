@@ -18,7 +18,7 @@ For each request, up to its first token:
 Waiting stands in the queue's order: whatever stops the head stops all behind it, so the head's reason counts for all.
 
 A step's time is split over its rows by the step model: the linear layers by tokens, decode attention by context,
-prefill attention by area, lm_head by rows; the fixed cost of a step in proportion.
+prefill attention by area, lm_head by rows; the fixed cost of a step by tokens.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from replay.engine.scheduler import EngineRequest, Scheduled, Step, Stop
-from replay.engine.steptime import NS_PER_MS, StepModel
+from replay.engine.steptime import StepModel
 
 CAUSES: tuple[Stop, ...] = ("seqs", "budget", "kv", "preempted", "chunk")
 COLUMNS = (
@@ -229,7 +229,7 @@ class Truth:
             self._grow(shares)
             return shares
         weigh = row_weights(self.model, step)
-        total = sum(weigh)
+        total = sum(weigh) or 1.0
         for row, weight in zip(step.scheduled, weigh, strict=True):
             part = elapsed * weight / total
             column = self._column(row.request.tenant)
@@ -251,10 +251,8 @@ class Truth:
 
 
 def row_weights(model: StepModel, step: Step) -> list[float]:
-    """The work of each row of a step (model time without the fixed cost, in ms), in the order of `step.scheduled`."""
-    per_token = model.linear_ms(step.tokens) / step.tokens
-    per_decode = model.d0_ms / step.decodes if step.decodes else 0.0
-    per_sample = model.h_ms + (model.h0_ms / step.samples if step.samples else 0.0)
+    """What each row of a step takes of its time, in ms, in the order of `step.scheduled`; they add up to the step's time."""
+    per_token, per_decode, per_sample = model.split_ms(step.tokens, step.decodes, step.samples)
     weights = []
     for row in step.scheduled:
         weight = per_token * row.tokens + per_sample * row.samples
@@ -262,5 +260,5 @@ def row_weights(model: StepModel, step: Step) -> list[float]:
             weight += per_decode + model.k_ms * (row.computed + 1)
         else:
             weight += model.a_ms * row.tokens * (row.computed + row.tokens / 2)
-        weights.append(weight or 1 / NS_PER_MS)
+        weights.append(weight)
     return weights
