@@ -53,7 +53,7 @@ def test_the_default_profile_gives_the_times_its_sources_state():
 
 
 def test_an_unknown_profile_names_the_known_ones():
-    with pytest.raises(ValueError, match="unknown profile 'b200'.*llama3-8b-a100-80"):
+    with pytest.raises(ValueError, match=r"unknown profile 'b200'.*llama3-8b-a100-80"):
         load_profile("b200")
 
 

@@ -33,12 +33,14 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterator, Sequence
+from fractions import Fraction
+from math import lcm
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from replay.engine.scheduler import EngineRequest, SchedulerConfig
 
-INPUT_WEIGHT, OUTPUT_WEIGHT = 1.0, 2.0
+INPUT_WEIGHT, OUTPUT_WEIGHT = 1, 2
 
 Key = tuple[float, ...] | tuple[float, float, str]
 
@@ -136,7 +138,11 @@ class WaitingQueue:
     def __init__(self, policy: Policy, config: SchedulerConfig) -> None:
         self.policy = policy
         self.config = config
-        self.served: dict[str, float] = {}
+        self.served: dict[str, int] = {}  # in units of which a token of weight w costs _unit / w, to add up exactly
+        weights = {tenant: Fraction(weight).limit_denominator(1000) for tenant, weight in config.tenant_weights.items()}
+        unit = lcm(*(weight.numerator for weight in weights.values()))
+        self._unit = unit
+        self._cost = {tenant: unit * weight.denominator // weight.numerator for tenant, weight in weights.items()}
         self._lanes: dict[str, list[tuple[Key, int, EngineRequest]]] = {}
         self._entry: dict[EngineRequest, int] = {}
         self._entries = 0
@@ -155,7 +161,7 @@ class WaitingQueue:
         """In the order they would be tried now."""
         live = [entry for lane in self._lanes.values() for entry in lane if self._is_live(entry)]
         if self.policy.lanes:
-            live.sort(key=lambda entry: (self.served.get(entry[2].tenant, 0.0), entry[2].tenant, entry[:2]))
+            live.sort(key=lambda entry: (self.served.get(entry[2].tenant, 0), entry[2].tenant, entry[:2]))
         else:
             live.sort(key=lambda entry: entry[:2])
         return (entry[2] for entry in live)
@@ -186,9 +192,8 @@ class WaitingQueue:
 
     def serve(self, tenant: str, input_tokens: int, output_tokens: int) -> None:
         """Count what a tenant got (fair queueing only)."""
-        weight = self.config.tenant_weights.get(tenant, 1.0)
         tokens = INPUT_WEIGHT * input_tokens + OUTPUT_WEIGHT * output_tokens
-        self.served[tenant] = self.served.get(tenant, 0.0) + tokens / weight
+        self.served[tenant] = self.served.get(tenant, 0) + tokens * self._cost.get(tenant, self._unit)
 
     def _push(self, request: EngineRequest, key: Key) -> None:
         lane = request.tenant if self.policy.lanes else ""
@@ -204,8 +209,8 @@ class WaitingQueue:
     def _lift(self, tenant: str) -> None:
         """A tenant that comes back starts no lower than those that wait (nobody waits: than the last that waited)."""
         waiting = [other for other, count in self._waiting_of.items() if count] or [self._last_left]
-        least = min(self.served.get(other, 0.0) for other in waiting)
-        self.served[tenant] = max(self.served.get(tenant, 0.0), least)
+        least = min(self.served.get(other, 0) for other in waiting)
+        self.served[tenant] = max(self.served.get(tenant, 0), least)
 
     def _leave(self, request: EngineRequest) -> None:
         del self._entry[request]
@@ -220,13 +225,13 @@ class WaitingQueue:
     def _lane(self) -> list[tuple[Key, int, EngineRequest]]:
         """The lane whose head is next, its stale entries dropped."""
         best: list[tuple[Key, int, EngineRequest]] | None = None
-        best_key: tuple[float, str] = (0.0, "")
+        best_key: tuple[int, str] = (0, "")
         for tenant, lane in self._lanes.items():
             while lane and not self._is_live(lane[0]):
                 heapq.heappop(lane)
             if not lane:
                 continue
-            key = (self.served.get(tenant, 0.0), tenant)
+            key = (self.served.get(tenant, 0), tenant)
             if best is None or key < best_key:
                 best, best_key = lane, key
         if best is None:

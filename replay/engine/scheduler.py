@@ -405,6 +405,32 @@ class Scheduler:
                 self.waiting.serve(request.tenant, 0, 1)
         return step.finished
 
+    def restore(self, request: EngineRequest, *, computed: int, output_tokens: int) -> None:
+        """Put a running request back at a point it has reached elsewhere, with the blocks it holds there."""
+        self.requests[request.request_id] = request
+        self.running.append(request)
+        request.status = "running"
+        request.cached_tokens = 0
+        request.computed = computed
+        request.output_tokens = output_tokens
+        request.blocks = self.pool.take(-(-computed // self.config.block_size))
+        self._hash_blocks(request, computed)
+
+    def decode_all(self, steps: int) -> None:
+        """Give every running request `steps` tokens, one a step: for callers who know that nothing else can happen.
+
+        All must be decoding, none may end, the blocks must be free, and no waiting one may get in meanwhile.
+        """
+        size = self.config.block_size
+        for request in self.running:
+            request.computed += steps
+            request.output_tokens += steps
+            request.blocks.extend(self.pool.take(-(-request.computed // size) - len(request.blocks)))
+            self._hash_blocks(request, request.computed)
+            if self.policy.lanes:
+                self.waiting.serve(request.tenant, 0, steps)
+        self.steps += steps
+
     def _threshold(self) -> int:
         """Most tokens for one request in this step; 0 = no limit. A request alone in the engine has none."""
         config = self.config

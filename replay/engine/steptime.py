@@ -139,7 +139,7 @@ class PicoClock:
         return self._fixed_ps(tokens, decodes, samples) + self.context_ps * context + round(self._area_ps * area)
 
     def decoding_ps(self, rows: int, context: int, steps: int) -> int:
-        """`steps` steps of `rows` decodes, whose context lengths sum to `context` in the first; each grows by one a step."""
+        """`steps` steps of `rows` decodes with `context` tokens of context in the first; each row grows by one."""
         return steps * self.decode_ps(rows) + self.context_ps * (context * steps + rows * (steps * (steps - 1) // 2))
 
     def _fixed_ps(self, tokens: int, decodes: int, samples: int) -> int:

@@ -109,12 +109,16 @@ class Truth:
         self._arrived: list[EngineRequest] = []  # not yet seen by a decision
         self._waited = [0.0] * len(CAUSES)
         self._served = [0.0] * len(self.tenants)
+        self._latest: tuple[float, float, list[float], list[float]] = (0.0, 0.0, [], [])
 
     def arrive(self, request: EngineRequest, now_ns: float) -> None:
         """A request was added to the scheduler."""
-        self._open[request] = _Open(now_ns)
+        state = self._open[request] = _Open(now_ns)
         self._arrived.append(request)
         self._column(request.tenant)
+        start_ns, end_ns, served, shares = self._latest
+        if start_ns <= now_ns < end_ns:  # reported after that step
+            self._catch(state, served, shares, start_ns, end_ns)
 
     def leave(self, request: EngineRequest, now_ns: float) -> None:
         """A request was aborted."""
@@ -135,7 +139,8 @@ class Truth:
         shares = self._shares(step, elapsed)
         late = [request for request in self._arrived if self._open[request].arrival_ns < end_ns]
         for request in late:
-            self._catch(self._open[request], shares, start_ns, end_ns)
+            self._catch(self._open[request], self._served, shares, start_ns, end_ns)
+        self._latest = (start_ns, end_ns, self._served, shares)
         self._served = [before + share for before, share in zip(self._served, shares, strict=True)]
         if step.stop in CAUSES:
             self._waited[CAUSES.index(step.stop)] += elapsed
@@ -163,13 +168,12 @@ class Truth:
                 state.served_at = list(self._served)
         self._arrived = later
 
-    def _catch(self, state: _Open, shares: list[float], start_ns: float, end_ns: float) -> None:
+    def _catch(self, state: _Open, served: list[float], shares: list[float], start_ns: float, end_ns: float) -> None:
         """A request that came in the middle of a step waits for its end and sees the rest of its service."""
         rest = (end_ns - max(state.arrival_ns, start_ns)) / (end_ns - start_ns)
         state.step_ns += end_ns - max(state.arrival_ns, start_ns)
-        served = [*self._served, *[0.0] * (len(shares) - len(self._served))]
         if state.served_at is None:
-            state.served_at = [before + share * (1 - rest) for before, share in zip(served, shares, strict=True)]
+            state.served_at = [before + share * (1 - rest) for before, share in zip(served, shares, strict=False)]
 
     def _admit(self, row: Scheduled, start_ns: float) -> None:
         state = self._open.get(row.request)
@@ -251,7 +255,7 @@ class Truth:
 
 
 def row_weights(model: StepModel, step: Step) -> list[float]:
-    """What each row of a step takes of its time, in ms, in the order of `step.scheduled`; they add up to the step's time."""
+    """What each row of a step takes of its time, in ms, in the order of `step.scheduled`; together, all of it."""
     per_token, per_decode, per_sample = model.split_ms(step.tokens, step.decodes, step.samples)
     weights = []
     for row in step.scheduled:
