@@ -106,9 +106,8 @@ def main() -> None:
         print(f"{'step':<34} {head}  exit")
         for step in steps:
             rate = f"{asked.rows / step.seconds:,.0f}"
-            print(
-                f"{step.name:<34} {step.seconds:>9.1f} {step.cpu_s:>8.1f} {rate:>12} {step.peak_mb:>10,.0f}  {step.status}"
-            )
+            cost = f"{step.seconds:>9.1f} {step.cpu_s:>8.1f} {rate:>12} {step.peak_mb:>10,.0f}"
+            print(f"{step.name:<34} {cost}  {step.status}")
 
 
 if __name__ == "__main__":
