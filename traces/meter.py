@@ -127,6 +127,10 @@ class Meter:
                 _timing_header(self.tally, lower, value)
         self._content = Content(coded) if coded else None
 
+    def asked(self, *, stream: bool, n: int, max_tokens: int | None) -> None:
+        """What the request asked for, when that becomes known later; before `close`."""
+        self._stream, self._n, self._max_tokens = stream, n, max_tokens
+
     def feed(self, now_ns: int, data: bytes) -> None:
         """Body bytes as they came, framing of HTTP removed."""
         self.received += len(data)

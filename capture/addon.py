@@ -1,0 +1,276 @@
+"""The mitmproxy addon: hooks only. `mitmdump -s capture/addon.py --set capture_out=traces/staging` loads it by itself.
+
+    requestheaders    decide whether it may be recorded; a body that is too long streams through, counted
+    request           time zero: the whole request has arrived
+    responseheaders   the head is stamped; every piece of the body is stamped, measured and passed on as it came
+    response, error   the end, whichever comes first: one row
+
+A flow is known by its id until its end; nothing keeps the flow itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+# mitmproxy loads a script by its path, puts its folder first on sys.path and leaves it there: put the project there
+# instead, so that `capture`, `traces` and `tenants` are found and nothing in this folder hides a standard module.
+_HERE = Path(__file__).resolve().parent
+if __name__.startswith("__mitmproxy_script__"):
+    sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != _HERE]
+    if str(_HERE.parent) not in sys.path:
+        sys.path.insert(0, str(_HERE.parent))
+
+from mitmproxy import ctx, exceptions, http  # noqa: E402
+from mitmproxy.addonmanager import Loader  # noqa: E402
+
+from capture import rules  # noqa: E402
+from capture.exchange import Exchange  # noqa: E402
+from capture.recorder import Recorder, prepared  # noqa: E402
+from capture.settings import CHUNKS, Settings  # noqa: E402
+from traces.errors import TraceError  # noqa: E402
+from traces.meter import End, Meter  # noqa: E402
+
+Piece = Callable[[bytes], bytes | Iterable[bytes]]
+
+
+class Capture:
+    """Records requests to LLMs.
+
+    Args:
+        settings: None to take them from mitmproxy's options (`capture_*`).
+        recorder: given by the `capture` command; else made from the settings when mitmproxy runs.
+    """
+
+    def __init__(self, settings: Settings | None = None, recorder: Recorder | None = None) -> None:
+        self.settings, self.recorder = settings, recorder
+        self._own = recorder is None
+        self._open: dict[str, Exchange] = {}
+        self._idle: asyncio.Event | None = None
+        self._number = 0
+        self._wall_ns, self._mono_ns = time.time_ns(), time.monotonic_ns()
+
+    async def idle(self) -> None:
+        """Wait until no request is in flight."""
+        self._idle = asyncio.Event()
+        if self._open:
+            await self._idle.wait()
+
+    # --- life ------------------------------------------------------------------------------------------------------
+
+    def load(self, loader: Loader) -> None:
+        """Declare the options."""
+        if self.settings is not None:
+            return
+        defaults = Settings(out="captured")
+        for name, kind, text in (
+            ("out", str, "Folder to record into."),
+            ("chunks", str, f"Chunk times to keep: {', '.join(CHUNKS)}."),
+            ("tenant", str, "How a tenant is told: header:NAME, key, path:REGEX or model, separated by commas."),
+            ("tenants", str, "A tenants.toml, whose match rules come first."),
+            ("session_header", str, "Header that names a session."),
+            ("dialect", str, "How priorities on the wire are read."),
+            ("tokenizer", str, "Tokenizer file."),
+            ("block_size", int, "Prefix block, in characters (in tokens with a tokenizer)."),
+            ("keep_salt", bool, "Keep the salt of the hashes in the folder."),
+            ("max_bytes", int, "Keep at most so many bytes of parts; 0 = no bound."),
+        ):
+            loader.add_option(f"capture_{name}", kind, getattr(defaults, name), text)
+
+    def configure(self, updated: set[str]) -> None:
+        """Check the options."""
+        if self.settings is None and any(name.startswith("capture_") for name in updated):
+            with _as_options_error():
+                self._from_options()
+
+    def running(self) -> None:
+        """Start recording."""
+        if ctx.master.addons.get("view") is not None:
+            _log("mitmproxy's own view keeps every flow in memory; record with capture or mitmdump")
+        if self.recorder is None:
+            with _as_options_error():
+                self.settings = prepared(self._from_options())
+                self.recorder = Recorder(self.settings, _log)
+            self.recorder.start()
+            _log(f"recording to {self.settings.out}")
+
+    def done(self) -> None:
+        """Requests in flight become rows with outcome `cut`; then everything is written."""
+        for flow_id in list(self._open):
+            self._finish(flow_id, "cut")
+        if self.recorder is not None and self._own:
+            self.recorder.stop()
+            _log(f"recorded {self.recorder.counts.rows} rows, {self.recorder.counts.dropped} dropped")
+
+    # --- requests --------------------------------------------------------------------------------------------------
+
+    def requestheaders(self, flow: http.HTTPFlow) -> None:
+        """A request whose body is longer than we read streams through, counted."""
+        request = flow.request
+        if request.method != "POST" or self.recorder is None:
+            return
+        with contextlib.suppress(ValueError):
+            limit = self.recorder.settings.body_limit
+            if int(request.headers.get("content-length", "0")) > limit and rules.endpoint_of(request.path):
+                request.stream = _Counted()
+
+    def request(self, flow: http.HTTPFlow) -> None:
+        """The whole request is here."""
+        now_ns = time.monotonic_ns()
+        recorder, request = self.recorder, flow.request
+        if recorder is None:
+            return
+        endpoint = rules.endpoint_of(request.path) if request.method == "POST" else None
+        body = request.raw_content
+        if endpoint is None and request.method == "POST" and body:
+            endpoint = rules.endpoint_by_shape(body)
+        if endpoint is None:
+            recorder.counts.passed += 1
+            return
+        counted = request.stream if isinstance(request.stream, _Counted) else None
+        wanted = recorder.rows.headers
+        self._open[flow.id] = Exchange(
+            number=self._number,
+            endpoint=endpoint,
+            path=request.path,
+            headers={name: value for name, value in _lower(request.headers) if name in wanted},
+            arrival_ns=self._wall_ns + now_ns - self._mono_ns,
+            body=body,
+            request_bytes=counted.size if counted else len(body or b""),
+            meter=Meter(endpoint=endpoint, start_ns=now_ns, chunks=recorder.settings.chunks),
+        )
+        self._number += 1
+        recorder.counts.in_flight = len(self._open)
+
+    # --- responses -------------------------------------------------------------------------------------------------
+
+    def responseheaders(self, flow: http.HTTPFlow) -> None:
+        """Let the body through piece by piece, measured on its way if the request is recorded."""
+        now_ns = time.monotonic_ns()
+        response = flow.response
+        if response is None:
+            return
+        exchange = self._open.get(flow.id)
+        if exchange is None:
+            response.stream = response.stream or True
+            return
+        exchange.meter.head(now_ns, response.status_code, response.headers.items(multi=True))
+        former = response.stream if callable(response.stream) else None
+        response.stream = self._through(exchange.meter, former)
+
+    def _through(self, meter: Meter, former: Piece | None) -> Piece:
+        """A function for mitmproxy that measures pieces and gives them back untouched."""
+        feed, clock = meter.feed, time.monotonic_ns
+        assert self.recorder is not None
+        counts = self.recorder.counts
+
+        def piece(data: bytes) -> bytes | Iterable[bytes]:
+            if data:
+                try:
+                    feed(clock(), data)
+                except Exception:  # noqa: BLE001 - the traffic passes, whatever becomes of its row
+                    counts.failed += 1
+            return data if former is None else former(data)
+
+        return piece
+
+    def response(self, flow: http.HTTPFlow) -> None:
+        """The response is complete."""
+        exchange = self._open.get(flow.id)
+        if exchange is None:
+            return
+        response = flow.response
+        if response is not None and not exchange.meter.received and response.raw_content:
+            exchange.meter.feed(time.monotonic_ns(), response.raw_content)  # another addon answered, or took it whole
+        self._finish(flow.id, "eof")
+
+    def error(self, flow: http.HTTPFlow) -> None:
+        """It ended before it was complete: the client left, the server broke off, or could not be reached."""
+        if flow.id in self._open:
+            self._finish(flow.id, _end_of(flow))
+
+    def _finish(self, flow_id: str, end: End) -> None:
+        exchange = self._open.pop(flow_id)
+        exchange.end, exchange.end_ns = end, time.monotonic_ns()
+        assert self.recorder is not None
+        self.recorder.put(exchange)
+        self.recorder.counts.in_flight = len(self._open)
+        if self._idle is not None and not self._open:
+            self._idle.set()
+
+    def _from_options(self) -> Settings:
+        options = ctx.options
+        names = (
+            "out",
+            "chunks",
+            "tenant",
+            "tenants",
+            "session_header",
+            "dialect",
+            "tokenizer",
+            "block_size",
+            "keep_salt",
+        )
+        settings = Settings(
+            **{name: getattr(options, f"capture_{name}") for name in names}, max_bytes=options.capture_max_bytes
+        )
+        check(settings)
+        return settings
+
+
+class _Counted:
+    """A request body that streams through."""
+
+    def __init__(self) -> None:
+        self.size = 0
+
+    def __call__(self, data: bytes) -> bytes:
+        self.size += len(data)
+        return data
+
+
+def check(settings: Settings) -> None:
+    """Whether the settings make sense. Raises ValueError or TraceError."""
+    if settings.chunks not in CHUNKS:
+        raise ValueError(f"chunks {settings.chunks!r} is none of {', '.join(CHUNKS)}")
+    if settings.block_size < 1:
+        raise ValueError(f"block size {settings.block_size} must be at least 1")
+    rules.dialect_named(settings.dialect)
+    rules.TenantRules(settings.tenant, (), rules.salted(b""))
+
+
+def _end_of(flow: http.HTTPFlow) -> End:
+    """How a flow ended that has an error, from the state of its connections and mitmproxy's own words."""
+    message = (flow.error.msg if flow.error else "").lower()
+    if "client disconnected" in message or "client closed" in message:
+        return "client_abort"
+    server = flow.server_conn
+    if flow.response is None and (server is None or server.timestamp_tcp_setup is None):
+        return "timeout_connect" if "timed out" in message or "timeout" in message else "connect_error"
+    if "timed out" in message or "timeout" in message:
+        return "timeout_idle"
+    return "reset" if "reset" in message else "closed"
+
+
+@contextlib.contextmanager
+def _as_options_error() -> Any:
+    try:
+        yield
+    except (ValueError, TraceError, OSError) as error:
+        raise exceptions.OptionsError(f"capture: {error}") from error
+
+
+def _lower(headers: http.Headers) -> Iterable[tuple[str, str]]:
+    return ((name.lower(), value) for name, value in headers.items())
+
+
+def _log(text: str) -> None:
+    print(f"capture: {text}", file=sys.stderr, flush=True)  # noqa: T201 - mitmdump -q must not hide it
+
+
+addons = [Capture()]

@@ -1,0 +1,179 @@
+"""mitmproxy, run in this process with the recorder as its addon.
+
+Only the parts of mitmproxy that a recorder needs are loaded: every hook of every request runs through the whole chain
+of addons, so a short chain is what pays for the recording. `mitmdump -s capture/addon.py` gives the long one.
+
+The listening socket is made here, not by mitmproxy: an address in use is a clear error before anything starts, and
+several workers can share one port.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from mitmproxy import exceptions, options
+from mitmproxy.addons import (
+    anticomp,
+    block,
+    core,
+    disable_h2c,
+    dns_resolver,
+    maplocal,
+    mapremote,
+    modifybody,
+    modifyheaders,
+    next_layer,
+    proxyauth,
+    proxyserver,
+    tlsconfig,
+    update_alt_svc,
+    upstream_auth,
+)
+from mitmproxy.master import Master
+from mitmproxy.proxy import mode_servers
+
+from capture.addon import Capture
+
+DRAIN_S = 5.0
+
+Listen = Callable[[Callable[..., Awaitable[None]]], Awaitable[Any]]
+
+
+def chain() -> list[Any]:
+    """The addons that proxying itself needs, in mitmproxy's order, and those that change requests on their way."""
+    return [
+        core.Core(),
+        block.Block(),
+        anticomp.AntiComp(),
+        disable_h2c.DisableH2C(),
+        proxyauth.ProxyAuth(),
+        proxyserver.Proxyserver(),
+        dns_resolver.DnsResolver(),
+        next_layer.NextLayer(),
+        mapremote.MapRemote(),
+        maplocal.MapLocal(),
+        modifybody.ModifyBody(),
+        modifyheaders.ModifyHeaders(),
+        tlsconfig.TlsConfig(),
+        upstream_auth.UpstreamAuth(),
+        update_alt_svc.UpdateAltSvc(),
+    ]
+
+
+def run(mode: str, sets: tuple[str, ...], addon: Capture, listen: Listen, ready: Callable[[], None]) -> None:
+    """Proxy until SIGTERM or SIGINT; requests in flight then have `DRAIN_S` to end, or until a second signal.
+
+    Args:
+        mode: mitmproxy's mode, such as `reverse:http://127.0.0.1:8000`.
+        sets: mitmproxy's own options, each `name=value`.
+        addon: the recorder's hooks.
+        listen: makes the server from mitmproxy's connection handler.
+        ready: called once connections are taken.
+
+    Raises:
+        ValueError: an option that mitmproxy does not know or take.
+    """
+    import uvloop
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_run(mode, sets, addon, listen, ready))
+
+
+def bound(host: str, port: int, *, shared: bool = False) -> socket.socket:
+    """A socket that listens on an address; `shared`: one of several on the same port. Raises OSError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        sock.bind((host, port))
+        sock.listen(1024)
+        sock.setblocking(False)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def listen_on(sock: socket.socket) -> Listen:
+    """Take connections from one socket."""
+
+    async def listen(handle: Callable[..., Awaitable[None]]) -> asyncio.Server:
+        return await asyncio.start_server(handle, sock=sock)
+
+    return listen
+
+
+async def _run(mode: str, sets: tuple[str, ...], addon: Capture, listen: Listen, ready: Callable[[], None]) -> None:
+    servers: list[Any] = []
+
+    async def _listen(instance: Any, _host: str, _port: int) -> list[Any]:
+        servers.append(await listen(instance.handle_stream))
+        return servers
+
+    setattr(mode_servers.AsyncioServerInstance, "listen", _listen)  # noqa: B010 - its only way in
+    master = Master(options.Options())
+    handler = _Warnings()
+    logging.getLogger().addHandler(handler)
+    try:
+        master.addons.add(*chain(), addon)
+        # lazy: a stale connection to the server must not answer a new request; http3 would open UDP ports
+        master.options.update(mode=[mode], connection_strategy="lazy", http3=False, show_ignored_hosts=False)
+        try:
+            master.options.set(*sets)
+        except exceptions.OptionsError as error:
+            raise ValueError(str(error)) from error
+        _stop_on_signals(master, addon, servers)
+        loop = asyncio.get_running_loop()
+        loop.call_later(0, _when_up, loop, servers, ready)
+        await master.run()
+    finally:
+        logging.getLogger().removeHandler(handler)
+
+
+def _when_up(loop: asyncio.AbstractEventLoop, servers: list[Any], ready: Callable[[], None]) -> None:
+    if servers:
+        ready()
+    else:
+        loop.call_later(0.01, _when_up, loop, servers, ready)
+
+
+def _stop_on_signals(master: Master, addon: Capture, servers: list[Any]) -> None:
+    loop = asyncio.get_running_loop()
+    draining: list[asyncio.Task[None]] = []
+
+    async def drain() -> None:
+        for server in servers:
+            with contextlib.suppress(Exception):
+                server.close()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(addon.idle(), DRAIN_S)
+        master.shutdown()
+
+    def stop() -> None:
+        if draining:
+            master.shutdown()
+        else:
+            draining.append(loop.create_task(drain()))
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+
+
+class _Warnings(logging.Handler):
+    """mitmproxy's warnings as plain lines; without tracebacks, which could show what passes."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print one line."""
+        print(f"mitmproxy: {record.getMessage().splitlines()[0]}", file=sys.stderr, flush=True)  # noqa: T201

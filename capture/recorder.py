@@ -1,0 +1,273 @@
+"""The recorder: a thread that turns exchanges into rows and keeps them, whatever happens to the disk.
+
+    exchange → row → spool (flushed every half second) → part (every minute or N rows)
+
+The proxy hands an exchange over and goes on; it never waits. The queue has an end: what does not fit is dropped and
+counted. A write that fails drops its rows, counts them and says so; the next one is tried again. A folder that was
+removed in mid-run is made again, with all that was in the spool.
+
+The thread is polite: it works on one exchange at a time and lets go of the interpreter in between, so that a burst of
+ends does not hold up the streams that still run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from capture.exchange import Exchange, Rows
+from capture.settings import Settings
+from traces import spool
+from traces.record import Metadata
+
+FLUSH_S = 0.5
+SAY_S = 10.0
+QUEUE_ROWS = 20_000
+QUEUE_BYTES = 256 << 20
+_PAUSE_S = 0.0002
+_SALT_FILE = "salt"
+
+
+class Counts(msgspec.Struct):
+    """What `capture status` and the line on stderr tell; `recorder-NAME.json` holds it."""
+
+    name: str
+    pid: int
+    started_s: float
+    now_s: float = 0.0
+    rows: int = 0  # written
+    dropped: int = 0  # lost, for want of room or a disk
+    in_flight: int = 0
+    passed: int = 0  # requests that are none to an LLM
+    failed: int = 0  # exceptions of the recorder's own
+    spool_bytes: int = 0
+    rows_per_s: float = 0.0
+    over: bool = False
+
+
+class Recorder:
+    """Keeps rows. `put` may be called from any thread; everything else is the recorder's own thread's.
+
+    Args:
+        settings: where and how; see `prepared`.
+        say: prints a line for people.
+        quiet: leave out the line every 10 s (a parent prints one for all).
+    """
+
+    def __init__(self, settings: Settings, say: Callable[[str], None], *, quiet: bool = False) -> None:
+        self.settings, self._say, self._quiet = settings, say, quiet
+        self.name = settings.name or f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
+        tenants, encode = _tenants(settings), _tokenizer(settings)
+        self.rows = Rows(settings, tenants, self.name, encode)
+        self._metadata = Metadata(
+            epoch="unix",
+            block_unit="tokens" if encode else "characters",
+            source="capture",
+            history=(f"captured from {datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} on",),
+        )
+        self.counts = Counts(name=self.name, pid=os.getpid(), started_s=time.time())
+        self._queue: deque[Exchange] = deque()
+        self._queued_bytes = 0
+        self._stop = threading.Event()
+        self._spool: spool.Spool | None = None
+        self._part = 0
+        self._part_began_s = time.monotonic()
+        self._trouble = ""
+        self._said_s = time.monotonic()
+        self._said_rows = 0
+        self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
+
+    def start(self) -> None:
+        """Begin: the salt, what an earlier recorder left behind, the thread."""
+        for path in spool.left_behind(self.settings.folder):
+            with contextlib.suppress(OSError):
+                part, rows = spool.recover(path)
+                if part:
+                    self._say(f"recovered {rows} rows of an earlier recorder: {part.name}")
+        self._thread.start()
+
+    def put(self, exchange: Exchange) -> None:
+        """Take over an exchange that is over; drops it when too many wait."""
+        size = len(exchange.body or b"")
+        if len(self._queue) >= QUEUE_ROWS:
+            self.counts.dropped += 1
+            return
+        if self._queued_bytes + size > QUEUE_BYTES:
+            exchange.body, size = None, 0
+        self._queued_bytes += size
+        self._queue.append(exchange)
+
+    def stop(self, timeout_s: float = 30.0) -> None:
+        """Write all that came and end; waits for it."""
+        self._stop.set()
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        while not self._stop.wait(FLUSH_S):
+            self._turn()
+        self._turn()
+        self._close_part()
+        self.counts.over = True
+        self._tell()
+
+    def _turn(self) -> None:
+        self._flush()
+        now_s = time.monotonic()
+        if self._spool and (
+            self._spool.rows >= self.settings.part_rows or now_s - self._part_began_s >= self.settings.part_s
+        ):
+            self._close_part()
+        self._tell()
+
+    def _flush(self) -> None:
+        """Make rows of what waits and write them, a batch at a time."""
+        rows: list[dict[str, Any]] = []
+        for _ in range(len(self._queue)):
+            exchange = self._queue.popleft()
+            self._queued_bytes -= len(exchange.body or b"")
+            try:
+                rows.append(self.rows.row(exchange))
+            except Exception:  # noqa: BLE001 - one odd request must not end the recording
+                self.counts.failed += 1
+                self.counts.dropped += 1
+            time.sleep(_PAUSE_S)
+        self._write(rows)
+
+    def _write(self, rows: list[dict[str, Any]]) -> None:
+        try:
+            if self._spool and not self._spool.is_there():
+                self._spool.put_back()
+                self._say(f"{self.settings.out} had been removed: made again, no row lost")
+            if not rows:
+                return
+            if self._spool is None:
+                self._part += 1
+                path = self.settings.folder / f"spool-{self.name}-{self._part:05d}{spool.SUFFIX}"
+                self._spool = spool.Spool(path, self._metadata)
+                self._part_began_s = time.monotonic()
+            self._spool.append(rows)
+            self.counts.rows += len(rows)
+            if self._trouble:
+                self._say(f"recording again; {self.counts.dropped} rows were dropped")
+                self._trouble = ""
+        except OSError as error:
+            self.counts.dropped += len(rows)
+            self._trouble_with(error)
+
+    def _trouble_with(self, error: OSError) -> None:
+        what = error.strerror or type(error).__name__
+        if what != self._trouble:
+            self._trouble = what
+            self._say(f"cannot write to {self.settings.out}: {what}; rows are dropped, traffic passes on")
+
+    def _close_part(self) -> None:
+        if self._spool is None:
+            return
+        closing, self._spool = self._spool, None
+        try:
+            closing.finish()
+        except OSError as error:
+            closing.let_go()  # `traces recover` or the next start makes the part
+            self._trouble_with(error)
+        with contextlib.suppress(OSError):
+            self._forget_old()
+
+    def _forget_old(self) -> None:
+        """Hold the folder's parts to `max_bytes` and `max_age_s`, oldest first."""
+        settings = self.settings
+        if not settings.max_bytes and not settings.max_age_s:
+            return
+        parts = sorted(settings.folder.glob("part-*.parquet"), key=lambda path: path.stat().st_mtime)
+        kept = sum(path.stat().st_size for path in parts)
+        for path in parts:
+            size, age_s = path.stat().st_size, time.time() - path.stat().st_mtime
+            if (settings.max_bytes and kept > settings.max_bytes) or (
+                settings.max_age_s and age_s > settings.max_age_s
+            ):
+                path.unlink(missing_ok=True)
+                kept -= size
+
+    def _tell(self) -> None:
+        """Write the counts for `capture status`, and a line every 10 s."""
+        counts, now_s = self.counts, time.monotonic()
+        counts.now_s = time.time()
+        counts.spool_bytes = self._spool.size if self._spool else 0
+        if now_s - self._said_s >= SAY_S:
+            counts.rows_per_s = (counts.rows - self._said_rows) / (now_s - self._said_s)
+            self._said_s, self._said_rows = now_s, counts.rows
+            if not self._quiet:
+                self._say(line(counts, kept_bytes(self.settings.folder)))
+        with contextlib.suppress(OSError):
+            path = self.settings.folder / f"recorder-{self.name}.json"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _write_private(path, msgspec.json.encode(counts))
+
+
+def prepared(settings: Settings) -> Settings:
+    """The settings with a salt, and the folder made. Raises OSError when the folder cannot be."""
+    folder = settings.folder
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    path = folder / _SALT_FILE
+    if settings.salt:
+        return settings
+    if settings.keep_salt and path.exists():
+        return msgspec.structs.replace(settings, salt=bytes.fromhex(path.read_text().strip()))
+    salt = secrets.token_bytes(32)
+    if settings.keep_salt:
+        _write_private(path, salt.hex().encode() + b"\n")
+    return msgspec.structs.replace(settings, salt=salt)
+
+
+def line(counts: Counts, folder_bytes: int) -> str:
+    """One line about a recording that runs."""
+    return (
+        f"{counts.rows:,} rows ({counts.rows_per_s:.1f}/s), {counts.dropped:,} dropped, "
+        f"{counts.in_flight:,} in flight, {counts.passed:,} other requests passed, {folder_bytes / 1e6:.1f} MB"
+    )
+
+
+def kept_bytes(folder: Path) -> int:
+    """Bytes of parts and spools in a folder."""
+    total = 0
+    for path in (*folder.glob("part-*.parquet"), *folder.glob(f"spool-*{spool.SUFFIX}")):
+        with contextlib.suppress(OSError):
+            total += path.stat().st_size
+    return total
+
+
+def _write_private(path: Path, data: bytes) -> None:
+    """Replace a small file in one step, mode 0600."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        os.write(file, data)
+    finally:
+        os.close(file)
+    temporary.replace(path)
+
+
+def _tenants(settings: Settings) -> tuple[Any, ...]:
+    if not settings.tenants:
+        return ()
+    from tenants.tenant import load
+
+    return load(settings.tenants)
+
+
+def _tokenizer(settings: Settings) -> Any:
+    if not settings.tokenizer:
+        return None
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(settings.tokenizer)
+    return lambda text: tokenizer.encode(text, add_special_tokens=False).ids

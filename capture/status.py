@@ -1,0 +1,73 @@
+"""What the recorders of a folder say about themselves, and what is in it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from capture.recorder import Counts, kept_bytes
+from traces import spool
+from traces.errors import BadFile
+
+FRESH_S = 10.0
+
+
+def read(folder: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """(each recorder's counts with its state, totals of the folder). Raises BadFile when there is no such folder."""
+    if not folder.is_dir():
+        raise BadFile(f"{folder}: no such folder; name the one that `capture --out` writes to")
+    recorders = []
+    for path in sorted(folder.glob("recorder-*.json")):
+        with contextlib.suppress(OSError, msgspec.DecodeError):
+            counts = msgspec.json.decode(path.read_bytes(), type=Counts)
+            recorders.append({**msgspec.to_builtins(counts), "state": state(counts)})
+    import pyarrow.parquet as pq
+
+    rows = parts = 0
+    for path in folder.glob("part-*.parquet"):
+        with contextlib.suppress(OSError, ValueError):
+            rows += pq.read_metadata(path).num_rows
+            parts += 1
+    kept = {
+        "parts": parts,
+        "rows_in_parts": rows,
+        "spools": len(list(folder.glob(f"spool-*{spool.SUFFIX}"))),
+        "left_behind": [path.name for path in spool.left_behind(folder)],
+        "bytes": kept_bytes(folder),
+    }
+    return recorders, kept
+
+
+def state(counts: Counts) -> str:
+    """Whether a recorder runs, ended well, or died."""
+    if counts.over:
+        return "ended"
+    try:
+        os.kill(counts.pid, 0)
+    except ProcessLookupError:
+        return "died"
+    except PermissionError:
+        pass
+    return "running" if time.time() - counts.now_s < FRESH_S else "silent"
+
+
+def describe(folder: Path, recorders: list[dict[str, Any]], kept: dict[str, Any]) -> list[str]:
+    """Lines for people."""
+    lines = [
+        f"{each['name']}  {each['state']:<8}{each['rows']:>10,} rows {each['rows_per_s']:>8.1f}/s"
+        f"{each['dropped']:>8,} dropped{each['in_flight']:>6,} in flight{each['passed']:>8,} passed"
+        for each in recorders
+    ]
+    running = sum(each["state"] == "running" for each in recorders)
+    lines.append(
+        f"{running} running; {kept['rows_in_parts']:,} rows in {kept['parts']:,} parts, {kept['spools']} spools, "
+        f"{kept['bytes'] / 1e6:.1f} MB: {folder}"
+    )
+    if kept["left_behind"]:
+        lines.append(f"left behind by a dead recorder: {', '.join(kept['left_behind'])}; traces recover {folder}")
+    return lines
