@@ -89,6 +89,7 @@ class Recorder:
 
     def start(self) -> None:
         """Begin: the salt, what an earlier recorder left behind, the thread."""
+        spool.warm_up()
         for path in spool.left_behind(self.settings.folder):
             with contextlib.suppress(OSError):
                 part, rows = spool.recover(path)

@@ -39,6 +39,11 @@ def spool_schema(metadata: Metadata) -> pa.Schema:
     return pa.schema(plain, metadata=metadata.encode())
 
 
+def warm_up() -> None:
+    """Do once what Arrow does late: its first array of objects imports pandas where that is installed (a second)."""
+    pa.array([None, 1], type=pa.int64())
+
+
 def name_of(path: Path) -> str:
     """NAME of `spool-NAME.arrows`."""
     return path.name.removeprefix("spool-").removesuffix(SUFFIX)

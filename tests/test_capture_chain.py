@@ -1,0 +1,289 @@
+"""Real bytes through a real recorder: what the client gets, and the row that stays. Ids such as G01 name user reports."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import signal
+import socket
+import struct
+import time
+
+import pytest
+
+from tests.capturing import Recording, body_of, read_to_end, recording, request
+from tests.faulty_server import (
+    DONE,
+    ERROR,
+    LAST_CHUNK,
+    Do,
+    answer,
+    chunk,
+    delta,
+    faulty,
+    good,
+    head,
+    role,
+    stream,
+    tokens,
+    usage,
+)
+
+SECRET = "sk-live-4711"
+PROMPT = "the quick brown fox asks about its blood pressure"
+ASK = json.dumps(
+    {"model": "tiny", "stream": True, "max_tokens": 9, "messages": [{"role": "user", "content": PROMPT}]}
+).encode()
+
+
+def told(received):
+    """The script that the request's own `x-script` header names."""
+    return SCRIPTS[received.headers["x-script"]]
+
+
+BIG = delta("x" * 20_000_000)
+BOMB = gzip.compress(b"data: " + b"0" * 60_000_000)
+SCRIPTS = {
+    "good": good(5, pause_s=0.01),
+    "whole": answer({"choices": [{"index": 0, "message": {"content": "Hi"}, "finish_reason": "stop"}],
+                     "usage": {"prompt_tokens": 9, "completion_tokens": 1}}),
+    "404": answer({"error": {"message": f"no model; you sent {PROMPT}", "code": 404}}, 404),
+    "reset": [head(), chunk(role()), chunk(delta("a")), 0.05, Do.RESET],
+    "half": [head(), chunk(role()), chunk(delta("a")), chunk(delta("b")[:25]), 0.05, Do.CLOSE],
+    "no end": stream(tokens(3)),
+    "no DONE": stream(tokens(3, last="stop")),
+    "utf8": stream(tokens(2), delta("z").replace(b"z", b"\xff\xfe"), delta("e", finish="stop"), DONE),
+    "line": [head(), chunk(BIG), chunk(delta("e", finish="stop")), chunk(DONE), LAST_CHUNK],
+    "bomb": [head(200, {"content-type": "text/event-stream", "content-encoding": "gzip",
+                        "content-length": str(len(BOMB))}) + BOMB],
+    "lie": [head(200, {"content-type": "text/event-stream", "content-encoding": "gzip", "transfer-encoding": "chunked"}),
+            *map(chunk, (*tokens(3, last="stop"), DONE)), LAST_CHUNK],
+    "no json": stream(tokens(2), b"data: hello\n\n", b"data:\n\n", delta("e", finish="stop"), DONE),
+    "error": stream(role(), tokens(5), ERROR, DONE),
+    "slow": stream(role(), tokens(40, pause_s=0.05), DONE),
+    "empty": [head(204, {})],
+    "busy": answer({"error": "busy"}, 503, {"retry-after": "1"}),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def server():
+    with faulty(told) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def recorder(server, tmp_path_factory):
+    with recording(server.url, tmp_path_factory.mktemp("chain") / "out", "--session-header", "x-session") as running:
+        yield running
+
+
+def asked(recorder: Recording, script: str, body: bytes = ASK, **headers: str):
+    """Ask through the recorder: (response bytes, the row that it left)."""
+    before = len(recorder.rows())
+    response = recorder.ask(body, {"x-script": script, "x-tenant": "risk", **headers})
+    return response, recorder.rows(before + 1)[-1]
+
+
+ROWS = [
+    # script → outcome, error, status, chunks, output tokens
+    ("good", "ok", None, 200, 5, 5),
+    ("whole", "ok", None, 200, None, 1),
+    ("404", "http_error", "http 404", 404, None, None),
+    ("busy", "http_error", "http 503", 503, None, None),
+    ("reset", "truncated", "closed", 200, 1, 1),
+    ("half", "truncated", "closed", 200, 1, 1),
+    ("no end", "truncated", "closed", 200, 3, 3),
+    ("no DONE", "ok", None, 200, 3, 3),
+    ("utf8", "ok", None, 200, 4, 4),
+    ("line", "ok", None, 200, 2, 2),
+    ("bomb", "truncated", "encoding bomb", 200, None, None),
+    ("lie", "ok", "encoding gzip", 200, 3, 3),
+    ("no json", "ok", None, 200, 3, 3),
+    ("error", "stream_error", "stream 500", 200, 5, 5),
+    ("empty", "truncated", "closed", 204, None, None),
+]
+
+
+@pytest.mark.parametrize(("script", "outcome", "error", "status", "chunks", "output"), ROWS, ids=[r[0] for r in ROWS])
+def test_whatever_a_server_does_is_one_row_and_the_client_gets_its_bytes(
+    recorder, server, script, outcome, error, status, chunks, output
+):
+    response, row = asked(recorder, script)
+    assert (row["outcome"], row["error"], row["status"]) == (outcome, error, status)
+    assert (row["chunk_ns"] and len(row["chunk_ns"]), row["output_tokens"]) == (chunks, output)
+    assert (row["tenant"], row["endpoint"], row["model"], row["max_tokens"]) == ("risk", "chat", "tiny", 9)
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as sock:
+        sock.sendall(request(ASK, {"x-script": script}))
+        sock.shutdown(socket.SHUT_WR)
+        assert body_of(read_to_end(sock)).startswith(body_of(response))
+    if script not in {"reset", "half", "empty"}:
+        assert len(body_of(response)) == row["response_bytes"]
+
+
+def test_g01_every_chunk_reaches_the_client_before_the_next_is_written(recorder, server):
+    with socket.create_connection(("127.0.0.1", recorder.port), timeout=20) as sock:
+        before, number = len(recorder.rows()), len(server.requests)
+        sock.sendall(request(ASK, {"x-script": "slow"}))
+        seen = []
+        while not seen or b"[DONE]" not in seen[-1][1]:
+            data = sock.recv(1 << 16)
+            assert data
+            seen.append((time.monotonic_ns(), data))
+        written = [at for request_number, _, at, _ in server.writes if request_number == number][1:]
+        arrived = [at for at, data in seen for _ in range(data.count(b"data: "))]
+        late_ms = sorted((there - here) / 1e6 for there, here in zip(arrived, written, strict=False))
+        assert late_ms[len(late_ms) // 2] < 40, "each is written 50 ms after the one before"
+    recorder.rows(before + 1)
+
+
+def test_g08_a_client_that_leaves_in_mid_stream_is_one_row(recorder):
+    before = len(recorder.rows())
+    with socket.create_connection(("127.0.0.1", recorder.port), timeout=20) as sock:
+        sock.sendall(request(ASK, {"x-script": "slow"}))
+        received = b""
+        while b"t2" not in received:
+            received += sock.recv(1 << 16)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    row = recorder.rows(before + 1)[-1]
+    assert row["outcome"] == "client_abort"
+    assert 3 <= len(row["chunk_ns"]) < 40
+    assert row["end_ns"] >= row["last_token_ns"]
+    time.sleep(0.6)
+    assert len(recorder.rows()) == before + 1, "one row, not two"
+
+
+def test_other_requests_pass_and_leave_no_row(recorder):
+    before = len(recorder.rows())
+    with socket.create_connection(("127.0.0.1", recorder.port), timeout=20) as sock:
+        sock.sendall(b"GET /v1/models HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        assert b"tiny" in read_to_end(sock)
+    recorder.ask(b'{"name": "x"}', {"x-script": "whole"}, path="/metrics/push")
+    time.sleep(0.7)
+    assert len(recorder.rows()) == before
+
+
+def test_a_request_on_a_path_of_a_gateways_own_is_known_by_its_shape(recorder):
+    before = len(recorder.rows())
+    recorder.ask(ASK, {"x-script": "good"}, path="/tenants/a/llm")
+    assert recorder.rows(before + 1)[-1]["endpoint"] == "chat"
+
+
+def test_kept_alive_connections_give_a_row_for_each_request(recorder):
+    before = len(recorder.rows())
+    with socket.create_connection(("127.0.0.1", recorder.port), timeout=20) as sock:
+        for _ in range(5):
+            sock.sendall(request(ASK, {"x-script": "good"}, close=False))
+            received = b""
+            while not received.endswith(b"0\r\n\r\n"):
+                received += sock.recv(1 << 16)
+    rows = recorder.rows(before + 5)[before:]
+    assert [row["outcome"] for row in rows] == ["ok"] * 5
+    assert len({row["request_id"] for row in rows}) == 5
+
+
+def test_sessions_priorities_and_prefixes_are_read(recorder):
+    before = len(recorder.rows())
+    long = {"role": "system", "content": "You are careful. " * 60}
+    first = {"model": "tiny", "stream": True, "priority": 3, "messages": [long, {"role": "user", "content": "one"}]}
+    second = {**first, "messages": [*first["messages"], {"role": "assistant", "content": "t0 t1"},
+                                    {"role": "user", "content": "two"}]}  # fmt: skip
+    recorder.ask(json.dumps(first).encode(), {"x-script": "good"})
+    recorder.rows(before + 1)
+    recorder.ask(json.dumps(second).encode(), {"x-script": "good"})
+    one, two = recorder.rows(before + 2)[before:]
+    assert (one["turn"], two["turn"]) == (0, 1)
+    assert one["session_id"] == two["session_id"]
+    assert two["think_ns"] == two["arrival_ns"] - one["arrival_ns"] - one["end_ns"]
+    assert (one["priority"], one["priority_raw"]) == (3, "3")
+    shared = [a == b for a, b in zip(one["block_hashes"], two["block_hashes"], strict=False)]
+    assert one["block_size"] == 256
+    assert shared[:3] == [True] * 3
+
+
+def test_g11_a_prompt_of_ten_megabytes_passes(recorder):
+    body = json.dumps({"model": "tiny", "stream": True, "messages": [{"role": "user", "content": "x" * 10_000_000}]})
+    response, row = asked(recorder, "good", body.encode())
+    assert row["request_bytes"] == len(body)
+    assert len(row["block_hashes"]) == 10_000_005 // 256
+    assert b"[DONE]" in response
+
+
+def test_a_body_longer_than_is_read_streams_through_and_is_counted(recorder):
+    body = json.dumps({"model": "tiny", "stream": True, "prompt": "x" * (33 << 20)}).encode()
+    _, row = asked(recorder, "good", body)
+    assert (row["request_bytes"], row["model"], row["outcome"]) == (len(body), None, "ok")
+
+
+def test_an_upstream_that_is_not_there_is_a_row(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        port = gone.getsockname()[1]
+    with recording(f"http://127.0.0.1:{port}", tmp_path / "out") as recorder:
+        response = recorder.ask(ASK)
+        row = recorder.rows(1)[0]
+    assert b" 502 " in response.splitlines()[0]
+    assert (row["outcome"], row["error"], row["status"]) == ("connect_error", "connect", None)
+
+
+def test_the_text_the_key_and_the_headers_are_in_no_file(recorder):
+    reply = "completion-words-99"
+    SCRIPTS["reply"] = stream(role(), delta(reply), delta("", finish="stop"), usage(9, 2), DONE)
+    asked(recorder, "reply", authorization=f"Bearer {SECRET}", **{"x-session": "session-77", "x-team": "team-88"})
+    asked(recorder, "404", authorization=f"Bearer {SECRET}")
+    files = [path for path in recorder.out.rglob("*") if path.is_file()]
+    assert files
+    for path in files:
+        assert path.stat().st_mode & 0o777 == 0o600
+        data = path.read_bytes()
+        for word in (PROMPT, "blood pressure", reply, SECRET, "session-77", "team-88", "no model"):
+            assert word.encode() not in data, (path.name, word)
+
+
+def test_sigterm_writes_every_row_and_what_was_in_flight(server, tmp_path):
+    with recording(server.url, tmp_path / "out") as recorder:
+        for _ in range(3):
+            recorder.ask(ASK, {"x-script": "good"})
+        with socket.create_connection(("127.0.0.1", recorder.port), timeout=20) as sock:
+            sock.sendall(request(ASK, {"x-script": "slow"}))
+            while b"t0" not in sock.recv(1 << 16):
+                pass
+            assert recorder.stop() == 0
+            assert b"[DONE]" in read_to_end(sock), "what was in flight could end"
+        rows = recorder.rows()
+        assert [row["outcome"] for row in rows] == ["ok"] * 4
+        assert list(recorder.out.glob("spool-*")) == []
+        assert "Recorded 4 rows, none dropped" in "".join(recorder.said)
+
+
+def test_i01_after_kill_9_all_rows_up_to_a_second_before_are_there(server, tmp_path):
+    from click.testing import CliRunner
+
+    from traces.recover import recover
+
+    with recording(server.url, tmp_path / "out") as recorder:
+        for _ in range(8):
+            recorder.ask(ASK, {"x-script": "good"})
+        time.sleep(1.0)
+        recorder.stop(signal.SIGKILL)
+        (left,) = recorder.out.glob("spool-*.arrows")
+        with left.open("ab") as file:
+            file.write(b"\xff\xff\xff\xff\x40\x00\x00\x00half a batch")
+        result = CliRunner().invoke(recover, [str(recorder.out)])
+        assert result.exit_code == 0, result.output
+        assert "Recovered 8 rows in 1 part" in result.output
+        assert len(recorder.rows()) == 8
+        assert not left.exists()
+        assert "Nothing to recover" in CliRunner().invoke(recover, [str(recorder.out)]).output
+
+
+def test_the_folder_removed_in_mid_run_is_made_again_and_no_row_is_lost(server, tmp_path):
+    with recording(server.url, tmp_path / "out") as recorder:
+        recorder.ask(ASK, {"x-script": "good"})
+        recorder.rows(1)
+        for path in recorder.out.iterdir():
+            path.unlink()
+        recorder.out.rmdir()
+        assert b"[DONE]" in recorder.ask(ASK, {"x-script": "good"})
+        assert recorder.stop() == 0
+        assert len(recorder.rows()) == 2
+        assert "had been removed" in "".join(recorder.said)
