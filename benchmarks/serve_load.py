@@ -1,6 +1,6 @@
 """How much the embedded engine's server carries: streams in a closed loop over loopback, from a bare client.
 
-    python benchmarks/serve_load.py [--tokens 16] [--connections 32] [--seconds 4] [-- options of replay serve]
+    python benchmarks/serve_load.py [--tokens 16] [--prompt-tokens 64] [--connections 32] [-- options of replay serve]
 
 The step model is sped up 1,000 times, so that what is measured is the server: HTTP, scheduler, events. The client only
 counts bytes and ends of answers; it shares the machine with the server.
@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import http.client
 import json
 import resource
 import time
-import urllib.request
 from pathlib import Path
 from typing import cast
 
@@ -64,9 +64,9 @@ def listener(url: str) -> int:
     raise SystemExit("the server's process was not found")
 
 
-async def load(url: str, tokens: int, connections: int, seconds: float) -> tuple[float, float]:
+async def load(url: str, prompt_tokens: int, tokens: int, connections: int, seconds: float) -> tuple[float, float]:
     """Answers per second, and the server's CPU seconds for each."""
-    prompt = list(range(300, 364))
+    prompt = [300 + i % 10_000 for i in range(prompt_tokens)]
     body = json.dumps({"prompt": prompt, "max_tokens": tokens, "ignore_eos": True, "stream": True}).encode()
     request = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
     loop = asyncio.get_running_loop()
@@ -84,9 +84,19 @@ async def load(url: str, tokens: int, connections: int, seconds: float) -> tuple
     return result
 
 
+def metrics(url: str) -> list[str]:
+    """The lines of `/metrics`."""
+    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=10)
+    connection.request("GET", "/metrics")
+    lines = connection.getresponse().read().decode().splitlines()
+    connection.close()
+    return lines
+
+
 def main() -> None:
     """Print one row."""
     parser = argparse.ArgumentParser(description="How much the embedded engine's server carries.")
+    parser.add_argument("--prompt-tokens", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=16)
     parser.add_argument("--connections", type=int, default=32)
     parser.add_argument("--seconds", type=float, default=4.0)
@@ -94,9 +104,8 @@ def main() -> None:
     parser.add_argument("options", nargs="*")
     given = parser.parse_args()
     with running("--speed-of-time", given.speed_of_time, *given.options) as url:
-        rate, used_s = uvloop.run(load(url, given.tokens, given.connections, given.seconds))
-        with urllib.request.urlopen(url + "/metrics") as answer:
-            lines = answer.read().decode().splitlines()
+        rate, used_s = uvloop.run(load(url, given.prompt_tokens, given.tokens, given.connections, given.seconds))
+        lines = metrics(url)
     steps = [line for line in lines if line.startswith("convoy:engine_") and "bucket" not in line]
     own = resource.getrusage(resource.RUSAGE_SELF)
     print(

@@ -20,7 +20,8 @@ PRIORITY_HEADER = "X-Vllm-Priority"
 MAX_N = 16_384
 COMPLETION_TOKENS = 16  # max_tokens of a completion that does not say
 
-_Id = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+_Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+_Token = Annotated[int, msgspec.Meta(ge=0, lt=words.VOCABULARY)]
 
 
 class ApiError(Exception):
@@ -78,7 +79,7 @@ class _Common(msgspec.Struct, frozen=True, kw_only=True):
     stream: bool | None = False
     stream_options: _StreamOptions | None = None
     temperature: float | None = None
-    priority: _Id | None = None
+    priority: _Int64 | None = None
 
 
 class _Chat(_Common, frozen=True, kw_only=True):
@@ -100,7 +101,7 @@ class _Tokenize(msgspec.Struct, frozen=True):
 
 
 class _Detokenize(msgspec.Struct, frozen=True):
-    tokens: list[Annotated[int, msgspec.Meta(ge=0, lt=words.VOCABULARY)]]
+    tokens: list[_Token]
     model: str | None = None
 
 
@@ -108,8 +109,9 @@ _chat = msgspec.json.Decoder(_Chat)
 _completion = msgspec.json.Decoder(_Completion)
 _tokenize = msgspec.json.Decoder(_Tokenize)
 _detokenize = msgspec.json.Decoder(_Detokenize)
-_ids = msgspec.json.Decoder(list[_Id])
-_many_ids = msgspec.json.Decoder(list[list[_Id]])
+_ids = msgspec.json.Decoder(list[_Token])
+_many_ids = msgspec.json.Decoder(list[list[_Token]])
+_any_ids = msgspec.json.Decoder(list[int | list[int]])
 _text = msgspec.json.Decoder(str)
 _many_texts = msgspec.json.Decoder(list[str])
 
@@ -221,9 +223,9 @@ def _prompts(raw: bytes) -> Sequence[Sequence[int]]:
     elif depth == 1 and is_text:
         prompts = [words.encode(text) for text in _decode(_many_texts, raw)]
     elif depth == 1:
-        prompts = [_decode(_ids, raw)]
+        prompts = [_token_ids(_ids, raw)]
     elif depth == 2 and not is_text:
-        prompts = _decode(_many_ids, raw)
+        prompts = _token_ids(_many_ids, raw)
     elif raw == b"null":
         prompts = []
     else:
@@ -232,11 +234,21 @@ def _prompts(raw: bytes) -> Sequence[Sequence[int]]:
         )
     if not prompts or not all(prompts):
         raise bad_value("Either prompt or prompt_embeds must be provided and non-empty.", "prompt", "")
-    for ids in prompts:
-        for extreme in (min(ids), max(ids)):
-            if not 0 <= extreme < words.VOCABULARY:
-                raise ApiError(400, "BadRequestError", f"Token id {extreme} is out of vocabulary", "prompt")
     return prompts
+
+
+def _token_ids(decoder: msgspec.json.Decoder[Any], raw: bytes) -> Any:
+    """Ids of the vocabulary; the decoder checks them as it reads."""
+    try:
+        return decoder.decode(raw)
+    except msgspec.ValidationError:
+        ids = [token for item in _decode(_any_ids, raw) for token in (item if isinstance(item, list) else [item])]
+        outside = [token for token in ids if not 0 <= token < words.VOCABULARY]
+        if not outside:  # ids and lists of ids mixed
+            raise ApiError(
+                400, "Bad Request", "1 validation error:\n  body.prompt: ids and lists", "body.prompt"
+            ) from None
+        raise ApiError(400, "BadRequestError", f"Token id {outside[0]} is out of vocabulary", "prompt") from None
 
 
 def _ask(

@@ -18,6 +18,7 @@ the next turn has the ids it was written with, and hits the prefix cache.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
 from collections.abc import Iterable, Sequence
@@ -58,8 +59,11 @@ def _pieces() -> tuple[list[bytes], dict[str, int]]:
 def encode(text: str) -> list[int]:
     """The ids of a text."""
     ids = _pieces()[1]
+    found = _PIECE.findall(text)
+    with contextlib.suppress(KeyError):
+        return [ids[piece] for piece in found]  # nothing but letters and spaces: the common case
     out: list[int] = []
-    for piece in _PIECE.findall(text):
+    for piece in found:
         token = ids.get(piece)
         if token is not None:
             out.append(token)
