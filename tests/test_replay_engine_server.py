@@ -17,6 +17,7 @@ from replay.engine import words
 from replay.engine.record import Log
 from replay.engine.serve import build, make_config, make_profile, serve
 from replay.engine.server import Server
+from tenants.dialects import detect
 
 BRISK = ("--speed-of-time", "200x", "--served-model-name", "tiny")
 
@@ -238,6 +239,32 @@ def test_the_server_tells_what_it_is():
         assert info["profile"]["provenance"] == "modelled, not measured"
 
     run(scenario, "--policy", "priority", "--engine-version", "0.32")
+
+
+def test_the_auto_dialect_takes_it_for_a_vllm():
+    async def scenario(engine: Engine) -> None:
+        async def get(path: str) -> str:
+            async with engine.client.get(path) as response:
+                return await response.text()
+
+        told = detect(await get("/version"), await get("/v1/models"), await get("/metrics"))
+        assert told.dialect == "vllm"
+        assert "vllm:" in told.why
+
+    run(scenario)
+
+
+def test_an_idle_connection_is_closed_and_one_with_a_stream_on_it_is_not():
+    async def scenario(engine: Engine) -> None:
+        body = json.dumps(TEXT | {"max_tokens": 40, "stream": True}).encode()
+        reader, writer = await asyncio.open_connection("127.0.0.1", engine.client._base_url.port)
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+        data = await asyncio.wait_for(reader.read(), 10)  # ends when the server closes
+        writer.close()
+        await writer.wait_closed()
+        assert data.endswith(b"0\r\n\r\n")
+
+    run(scenario, "--timeout-keep-alive", "0.1", "--speed-of-time", "1x")
 
 
 # --- errors -----------------------------------------------------------------------------------------------------------

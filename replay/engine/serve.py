@@ -128,6 +128,13 @@ if TYPE_CHECKING:
     help="Seconds of silence after which a stream gets a comment; 0: never.",
 )
 @click.option(
+    "--timeout-keep-alive",
+    type=click.FloatRange(0),
+    default=5.0,
+    show_default=True,
+    help="Seconds after which an idle connection is closed, as vLLM's server does.",
+)
+@click.option(
     "--log",
     "log_path",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -268,6 +275,7 @@ def build(
         higher_first=options["higher_first"],
         natural_tokens=options["mean_output_tokens"],
         keep_alive_s=options["sse_keep_alive_interval"],
+        idle_connection_s=options["timeout_keep_alive"],
         tenant_header=options["tenant_header"],
         info=_info(profile, config, options),
     )

@@ -49,6 +49,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         higher_first: a larger priority is more urgent, and a request without one the least (SGLang's way).
         natural_tokens: mean length of answers that may end by themselves; None: they never do.
         keep_alive_s: comment on a stream that was silent for so long; 0: never.
+        idle_connection_s: close a connection that carried nothing for so long.
         tenant_header: names the tenant, for fair queueing and the log.
         info: what `/server_info` says.
     """
@@ -60,6 +61,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     higher_first: bool = False
     natural_tokens: float | None = None
     keep_alive_s: float = 0.0
+    idle_connection_s: float = 5.0
     tenant_header: str = "x-tenant"
     info: dict[str, Any] = {}
 
@@ -115,7 +117,7 @@ class Server:
             access_log=None,
             handler_cancellation=True,
             shutdown_timeout=0.2,
-            keepalive_timeout=3600,
+            keepalive_timeout=self.settings.idle_connection_s,
         )
 
     # --- generation ---------------------------------------------------------------------------------------------------
