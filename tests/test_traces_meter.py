@@ -32,14 +32,20 @@ def usage(output, given=9, **more):
     return {"id": "c", "choices": [], "usage": {"prompt_tokens": given, "completion_tokens": output, **more}}
 
 
-def measure(pieces, times_ms=None, *, end="eof", status=200, headers=SSE, end_ms=5_000, **options) -> Measured:
-    """Feed pieces at their times (ms from the start, which is 1 s on the clock)."""
+def measure(
+    pieces, times_ms=None, *, end="eof", status=200, headers=SSE, end_ms=5_000, together=False, **options
+) -> Measured:
+    """Feed pieces at their times (ms from the start, which is 1 s on the clock), one by one or `together`."""
     base = 1_000 * MS
     meter = Meter(start_ns=base, **{"endpoint": "chat", "stream": True, **options})
     if status is not None:
         meter.head(base + 1 * MS, status, headers)
-    for at, piece in zip(times_ms or range(10, 10 + len(pieces)), pieces, strict=True):
-        meter.feed(base + round(at * MS), piece)
+    times_ms = times_ms or range(10, 10 + len(pieces))
+    reads = [(base + round(at * MS), piece) for at, piece in zip(times_ms, pieces, strict=True)]
+    if together:
+        meter.feed_all(reads)
+    for read in () if together else reads:
+        meter.feed(*read)
     return meter.close(base + end_ms * MS, end)
 
 
@@ -339,6 +345,7 @@ def test_h01_every_cut_into_many_reads_gives_the_same_row(cuts):
     edges = [0, *sorted(cuts), len(MIXED)]
     pieces = [MIXED[a:b] for a, b in itertools.pairwise(edges)]
     assert measure(pieces, [10] * len(pieces)) == measure([MIXED], [10])
+    assert measure(pieces, [10] * len(pieces), together=True) == measure([MIXED], [10])
 
 
 def test_h01_a_split_event_has_the_time_of_the_read_that_completed_it():
@@ -384,6 +391,33 @@ def test_a_known_chunk_is_read_as_if_it_were_decoded(deltas):
     dense = [f"data: {json.dumps(e, separators=(',', ':'), ensure_ascii=False)}" for e in events]
     slow = [f"data: {' ' * i}{json.dumps(e)}" for i, e in enumerate(events)]
     assert without_sizes(measure(sse(*dense))) == without_sizes(measure(sse(*slow)))
+
+
+TEXTS = st.text(alphabet=st.sampled_from('ab "\\\n\r\u4e16{},:'), max_size=4)
+
+
+@settings(max_examples=300)
+@given(
+    st.lists(st.tuples(st.sampled_from(["content", "reasoning", "tool_calls"]), TEXTS), max_size=12),
+    st.lists(st.integers(0, 2_000), max_size=8),
+)
+def test_many_reads_at_once_are_the_same_as_one_by_one(deltas, cuts):
+    texts = [json.dumps(delta(**{key: text}), separators=(",", ":"), ensure_ascii=False) for key, text in deltas]
+    pieces = sse(*(f"data: {text}" for text in texts), delta("", finish="length"), usage(7))
+    stream = b"".join(pieces)
+    edges = sorted(
+        {0, len(stream), *(cut for cut in cuts if cut < len(stream)), *itertools.accumulate(map(len, pieces))}
+    )
+    reads = [stream[a:b] for a, b in itertools.pairwise(edges)]
+    assert measure(reads, together=True) == measure(reads)
+
+
+def test_raw_bytes_that_are_no_json_string_are_not_taken_for_a_known_chunk():
+    pieces = sse(delta("a"), delta("b"), delta("c"), delta("d", finish="stop"))
+    pieces[1] = pieces[1].replace(b'"b"', b'"b\nb"')
+    pieces[2] = pieces[2].replace(b'"c"', b'"c\\"')
+    for together in (False, True):
+        assert len(measure(pieces, together=together).chunk_ns) == 2
 
 
 def without_sizes(row):

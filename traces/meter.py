@@ -13,13 +13,13 @@ Most events of a stream differ in one string from the one before; `wire/template
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
 
 from traces.measured import End, Ending, Measured, measured
-from traces.wire import formats, openai, sse
+from traces.wire import everyday, formats, openai, sse
 from traces.wire.content import Content, codings
 from traces.wire.documents import Body, Lines
 from traces.wire.tally import Tally, span_ns, whole
@@ -28,6 +28,9 @@ from traces.wire.template import Template
 __all__ = ["End", "Measured", "Meter"]
 
 _decode = msgspec.json.Decoder().decode
+_TRIES = 8  # chunks of another form after which a stream is read in the general way
+_EVERYDAY = (None, formats.OPENAI)
+_EVERYDAY_ENDPOINTS = {"chat", "completions"}
 _EVENTS = {"text/event-stream"}
 _LINES = {
     f"application/{name}"
@@ -56,6 +59,7 @@ class Meter:
         "_content",
         "_content_type",
         "_endpoint",
+        "_everyday",
         "_format",
         "_framing",
         "_headers_ns",
@@ -98,6 +102,7 @@ class Meter:
         self._body: Body | None = None
         self._format: formats.Format | None = None
         self._template = Template()
+        self._everyday = _TRIES
         self._last_ns = 0
 
     @property
@@ -142,6 +147,30 @@ class Meter:
             self.tally.plain(at_ns, 1)
         else:
             self._read(at_ns, data)
+
+    def feed_all(self, reads: Sequence[tuple[int, bytes]]) -> None:
+        """Many reads at once, as (time, body bytes): the same as `feed` for each, faster."""
+        splitter, place = self._splitter, 0
+        while place < len(reads):
+            if self._content is None and splitter.idle:
+                times_ns: list[int] = []
+                self.received += self._template.run(reads, place, self._start_ns, times_ns)
+                if times_ns:
+                    self.tally.plain_run(times_ns)
+                    self._last_ns = times_ns[-1]
+                    place += len(times_ns)
+                    continue
+                at_ns, data = reads[place]
+                if (
+                    data.endswith(b"\n\n") and data.find(b"\n\n") == len(data) - 2 and b"\r" not in data
+                ):  # one event, whole
+                    place += 1
+                    self.received += len(data)
+                    self._last_ns = at_ns - self._start_ns
+                    self._block(self._last_ns, data[:-2])
+                    continue
+            self.feed(*reads[place])
+            place += 1
 
     def close(self, now_ns: int, end: End) -> Measured:
         """The response is over; how, says `end`. Call once.
@@ -223,6 +252,15 @@ class Meter:
         if data.strip() == b"[DONE]":
             self.tally.done = True
             return
+        if self._everyday and name is None and self._format in _EVERYDAY and self._endpoint in _EVERYDAY_ENDPOINTS:
+            found = everyday.read(self.tally, at_ns, data)
+            if found:
+                self.tally.events += 1
+                self._format = formats.OPENAI
+                if found == everyday.PLAIN:
+                    self._template.learn(block, None)
+                return
+            self._everyday -= 1
         chunk = self._event(at_ns, name, data)
         if chunk is not None and self._format is formats.OPENAI:
             self._template.learn(block, chunk)

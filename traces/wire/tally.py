@@ -124,6 +124,18 @@ class Tally:
             else:
                 self.chunk_ns += [at_ns] * count
 
+    def plain_run(self, times_ns: list[int]) -> None:
+        """One visible chunk at each of these times, whose number of tokens the stream did not tell."""
+        if self.first_ns is None:
+            self.first_ns = times_ns[0]
+        if self.first_visible_ns is None:
+            self.first_visible_ns = times_ns[0]
+        self.last_ns = times_ns[-1]
+        self.events += len(times_ns)
+        self.chunks += len(times_ns)
+        if self.keep_all:
+            self.chunk_ns += times_ns
+
     def empty(self, at_ns: int, *, visible: bool = True, length: bool = False) -> None:
         """A delta that is present but empty: a token only if something proves it."""
         self.empties.append((self.chunks, at_ns, visible))

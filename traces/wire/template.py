@@ -8,13 +8,16 @@ reason, the same usage. So it is a token chunk too, exactly, and costs two compa
 
 from __future__ import annotations
 
+import itertools
 import re
+from collections.abc import Sequence
 from typing import Any
 
 _KEY = re.compile(rb'(?<=[{,])"(content|text)":\s?"')
 _INSIDE = re.compile(rb'(?:[^"\\\r\n]++|\\[^\r\n])++')  # possessive: no backtracking on long texts
 _inside = _INSIDE.fullmatch
 _TRIES = 16
+_BACKSLASH = ord("\\")
 _NOTHING = b"\x00"  # no block begins with it
 
 
@@ -44,9 +47,42 @@ class Template:
             and _inside(data, self._start, len(data) - self._from_end - 2) is not None
         )
 
-    def learn(self, block: bytes, chunk: dict[str, Any]) -> None:
-        """Learn from a block that was decoded, if it is a plain token chunk: one choice, one text, nothing special."""
-        if self._tries == 0 or not _plain(chunk):
+    def run(self, reads: Sequence[tuple[int, bytes]], place: int, origin_ns: int, times_ns: list[int]) -> int:
+        """Pass over the reads from `place` on that fit (`fits_read`); their offsets are added to `times_ns`.
+
+        The same test, unrolled: where no quote and no line end stands between the two ends, and no backslash before the
+        second one, the inside of a string is what stands there.
+
+        Returns:
+            How many bytes they have in all.
+        """
+        before, last, start, cut = self._before, self._last, self._start, self._from_end + 2
+        size = 0
+        for at_ns, data in itertools.islice(reads, place, None):
+            if not (data.startswith(before) and data.endswith(last)):
+                break
+            length = len(data)
+            end = length - cut
+            if (
+                end <= start
+                or data.find(b'"', start, end) >= 0
+                or data[end - 1] == _BACKSLASH
+                or data.find(b"\n", start, end) >= 0
+                or data.find(b"\r", start, end) >= 0
+            ) and _inside(data, start, max(start, end)) is None:
+                break
+            times_ns.append(at_ns - origin_ns)
+            size += length
+        return size
+
+    def learn(self, block: bytes, chunk: dict[str, Any] | None) -> None:
+        """Learn from a block that was decoded, if it is a plain token chunk: one choice, one text, nothing special.
+
+        Args:
+            block: the event.
+            chunk: its document; None when it is known to be plain.
+        """
+        if self._tries == 0 or not (chunk is None or _plain(chunk)):
             return
         found = list(_KEY.finditer(block))
         if len(found) != 1 or not block.startswith(b"data:") or b"\n" in block:
