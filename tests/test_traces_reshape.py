@@ -157,3 +157,43 @@ def test_merging_a_trace_with_itself_doubles_it_with_private_ids(path, tmp_path)
     out = parquet.read(tmp_path / "out.parquet")
     assert out.num_rows == 1200
     assert len(set(out.column("request_id").to_pylist())) == 1200
+
+
+OPTIONS = [
+    ShapeOptions(speed=2.0),
+    ShapeOptions(rate=1.5, burst=Burst(2.0), window=Window(0, 40 * S)),
+    ShapeOptions(loop=3, lengths=LengthFactors(0.5, 2.0, 150)),
+    ShapeOptions(sample=0.3, tenant=("risk",), gamma=2.0),
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("rows_in_a_group", [100, 100_000])
+def test_a_file_is_reshaped_chunk_by_chunk_as_a_table_is_in_memory(options, rows_in_a_group, tmp_path, monkeypatch):
+    generator = np.random.default_rng(3)
+    rows = 600
+    trace = table(
+        {
+            "request_id": [f"r{i}~" for i in range(rows)],
+            "session_id": [f"s{i // 3}" if i % 5 else None for i in range(rows)],
+            "tenant": ["risk" if i % 2 else "summary" for i in range(rows)],
+            "think_ns": [S if i % 3 else None for i in range(rows)],
+            "arrival_ns": generator.integers(0, 60 * S, size=rows),  # not in order
+            "input_tokens": generator.integers(1, 200, size=rows),
+            "output_tokens": generator.integers(1, 200, size=rows),
+            "block_size": [16] * rows,
+            "block_hashes": [list(range(i % 4)) for i in range(rows)],
+            "chunk_ns": [[1, 2]] * rows,
+        },
+        Metadata(source="test"),
+    )
+    monkeypatch.setattr("traces.parquet.BATCH_ROWS", rows_in_a_group // 4)
+    monkeypatch.setattr("traces.rows.CHUNK_ROWS", 77)
+    for part in range(2):  # a folder of two parts
+        parquet.write(trace.slice(part * rows // 2, rows // 2), tmp_path / "in" / f"part-{part}.parquet")
+    whole, reports = reshape.apply(parquet.read(tmp_path / "in"), options, seed=4)
+    count, streamed = reshape.apply_to_file(tmp_path / "in", tmp_path / "out.parquet", options, seed=4)
+    assert streamed == reports
+    assert count == whole.num_rows
+    assert parquet.read(tmp_path / "out.parquet").to_pylist() == whole.to_pylist()
+    assert metadata_of(parquet.read(tmp_path / "out.parquet")) == metadata_of(whole)

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from traces import shape, warp
+from traces import assemble, reshape, resize, shape, warp
 from traces.burstiness import idc, windows
 from traces.record import Metadata, table
 
@@ -102,7 +102,7 @@ def test_speed_2x_halves_the_span_exactly_and_does_not_touch_the_epoch():
 def test_speed_halves_think_times_and_leaves_nulls_null():
     trace = trace_of([0, 10, 20], session_id=["a"] * 3, think_ns=[None, 8, 6])
     faster, _ = shape.speed(shape.draft_of(trace), 2.0)
-    assert shape.build(trace, faster).column("think_ns").to_pylist() == [None, 4, 3]
+    assert assemble.build(trace, faster).column("think_ns").to_pylist() == [None, 4, 3]
 
 
 # ---- window, tenant, sample -------------------------------------------------------------------------------------
@@ -136,8 +136,7 @@ def test_thinning_takes_whole_sessions_and_keeps_tenants_shares(trace, share, se
         kept, _ = shape.thin(draft, share, seed)
     except shape.ShapeError:
         return
-    left = set(kept.session.tolist())
-    assert len(kept.row) == int(np.isin(draft.session, list(left)).sum())
+    assert len(kept) == int(np.isin(draft.session, kept.session).sum())
     for code in np.unique(draft.tenant):
         of_tenant = draft.session[draft.tenant == code]
         largest = np.unique(of_tenant, return_counts=True)[1].max()
@@ -169,7 +168,7 @@ def test_added_sessions_are_private_copies_inside_the_span(trace, factor, seed):
     assert grown.arrival_ns[-1] <= draft.arrival_ns[-1]
     assert (np.diff(grown.arrival_ns) >= 0).all()
     assert grown.row[grown.copy == 0].tolist() == draft.row.tolist()
-    built = shape.build(trace, grown)
+    built = assemble.build(trace, grown)
     ids = built.column("request_id").to_pylist()
     assert len(set(ids)) == len(ids)
     copied = [row for row, number in zip(rows_of(built), grown.copy, strict=True) if number]
@@ -192,16 +191,24 @@ def test_added_sessions_are_private_copies_inside_the_span(trace, factor, seed):
 def test_a_copied_session_moves_as_a_whole(trace, factor):
     draft = shape.draft_of(trace)
     grown, _ = shape.rate(draft, factor, seed=3)
-    for key in np.unique(grown.session):
-        rows = np.flatnonzero(grown.session == key)
-        gaps = grown.arrival_ns[rows] - draft.arrival_ns[grown.row[rows]]
-        assert len(set(gaps.tolist())) == 1
+    moved: dict[tuple[int, int], set[int]] = {}
+    for row, copy, arrival in zip(grown.row, grown.copy, grown.arrival_ns, strict=True):
+        moved.setdefault((copy, draft.session[row]), set()).add(int(arrival - draft.arrival_ns[row]))
+    assert all(len(shifts) == 1 for shifts in moved.values())
+
+
+@given(arrivals=st.lists(st.integers(0, 10 * S), min_size=2, max_size=50), seed=st.integers(0, 9))
+def test_rows_without_sessions_are_copied_as_sessions_of_one(arrivals, seed):
+    draft = shape.draft_of(trace_of(sorted(arrivals)))
+    alone = shape.jittered_copy(draft, draft.arrival_ns, 1, seed)
+    grouped = shape.jittered_copy(dataclasses.replace(draft, alone=False), draft.arrival_ns, 1, seed)
+    assert alone.arrival_ns.tolist() == grouped.arrival_ns.tolist()
 
 
 def test_copies_of_copies_have_ids_and_blocks_of_their_own():
     trace = trace_of([0, S], block_hashes=[[1], [1, 2]], block_size=[16, 16])
     for _ in range(3):
-        trace = shape.build(trace, shape.rate(shape.draft_of(trace), 2.0, seed=0)[0])
+        trace, _ = reshape.apply(trace, reshape.ShapeOptions(rate=2.0), seed=0)
     assert len(set(trace.column("request_id").to_pylist())) == 16
     assert len({row[0] for row in trace.column("block_hashes").to_pylist()}) == 8
 
@@ -212,7 +219,7 @@ def test_loops_join_a_mean_gap_apart_and_are_scaled_by_speed_as_one():
     assert thrice.arrival_ns.tolist() == [0, 10, 20, 30, 40, 50, 60, 70, 80]
     slower, _ = shape.speed(thrice, 0.5)
     assert slower.arrival_ns.tolist() == [0, 20, 40, 60, 80, 100, 120, 140, 160]
-    ids = shape.build(trace_of([0, 10, 20]), thrice).column("request_id").to_pylist()
+    ids = assemble.build(trace_of([0, 10, 20]), thrice).column("request_id").to_pylist()
     assert ids[:4] == ["r0", "r1", "r2", "r0~1"]
 
 
@@ -317,7 +324,7 @@ def test_reshaping_commutes_with_splitting_by_session(trace, seed):
         curve = warp.solve_burst(whole.offset_ns(), S, 1.5).warp
         assert curve.at(whole.offset_ns())[mine].tolist() == curve.at(part.arrival_ns - origin).tolist()
 
-    built = [shape.build(trace, copy) for copy in copies]
+    built = [assemble.build(trace, copy) for copy in copies]
     assert rows_of(built[0].filter(pa.array(mine))) == rows_of(built[1])
 
 
@@ -335,7 +342,8 @@ def test_lengths_scale_with_what_belongs_to_them():
         block_hashes=[[1, 2, 3, 4, 5, 6], [], []],
         chunk_ns=[[1, 2], None, None],
     )
-    longer, reports = shape.scale_lengths(trace, 1.5, 0.5)
+    longer, tally = resize.scale_lengths(trace, 1.5, 0.5)
+    reports = resize.length_reports(tally, 1.5, 0.5)
     assert longer.column("input_tokens").to_pylist() == [150, 2, 0]
     assert longer.column("output_tokens").to_pylist() == [5, None, 2]
     assert longer.column("cached_tokens").to_pylist() == [96, 2, 0]
@@ -347,7 +355,8 @@ def test_lengths_scale_with_what_belongs_to_them():
 
 def test_a_limit_on_tokens_cuts_both_parts_and_counts_the_cut():
     trace = trace_of([0, 1], input_tokens=[3000, 100], output_tokens=[1000, 10])
-    cut, reports = shape.scale_lengths(trace, most=1500)
+    cut, tally = resize.scale_lengths(trace, most=1500)
+    reports = resize.length_reports(tally, most=1500)
     assert cut.column("input_tokens").to_pylist() == [1125, 100]
     assert cut.column("output_tokens").to_pylist() == [375, 10]
     assert reports[0].note == "1 requests cut to 1,500 tokens"
@@ -356,10 +365,10 @@ def test_a_limit_on_tokens_cuts_both_parts_and_counts_the_cut():
 def test_merging_keeps_clock_time_where_both_have_one_and_else_starts_together():
     unix, relative = Metadata(epoch="unix"), Metadata()
     one, two = trace_of([100, 300]), trace_of([200, 400])
-    both, report = shape.merge(one, two, unix, unix)
+    both, report = assemble.merge(one, two, unix, unix)
     assert both.column("arrival_ns").to_pylist() == [100, 200, 300, 400]
     assert report.note == "by clock time"
-    both, report = shape.merge(one, two, unix, relative)
+    both, report = assemble.merge(one, two, unix, relative)
     assert both.column("arrival_ns").to_pylist() == [100, 100, 300, 300]
     assert both.column("request_id").to_pylist() == ["r0", "r0~1", "r1", "r1~1"]
 

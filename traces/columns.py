@@ -90,13 +90,13 @@ class Columns:
 
 def gather(batches: Iterable[pa.RecordBatch]) -> Columns | None:
     """Read batches into columns, sorted by arrival; None when there is no row."""
-    grown: dict[str, _Growing] = {}
+    grown: dict[str, Growing] = {}
     vocabularies: dict[str, dict[str, int]] = {}
     metadata, block_size = Metadata(), 0
     for batch in batches:
         metadata = metadata_of(batch)
         for name, values in _arrays(batch, vocabularies).items():
-            grown.setdefault(name, _Growing(values.dtype)).append(values)
+            grown.setdefault(name, Growing(values.dtype)).append(values)
         if not block_size and "block_size" in batch.schema.names:
             block_size = pc.max(batch.column("block_size")).as_py() or 0
     if "arrival_ns" not in grown or not grown["arrival_ns"].rows:
@@ -118,7 +118,7 @@ def gather(batches: Iterable[pa.RecordBatch]) -> Columns | None:
     return columns.take(np.argsort(arrival, kind="stable")) if columns.out_of_order_steps else columns
 
 
-class _Growing:
+class Growing:
     """An array that takes more values: doubled when full, so that no batch stays behind."""
 
     def __init__(self, dtype: np.dtype[Any]) -> None:
@@ -126,6 +126,7 @@ class _Growing:
         self.room = np.empty(1 << 16, dtype=dtype)
 
     def append(self, values: npt.NDArray[Any]) -> None:
+        """Add values at the end."""
         need = self.rows + len(values)
         if need > len(self.room):
             room = np.empty(max(need, 2 * len(self.room)), dtype=self.room.dtype)  # touched, so paid for, when filled
@@ -135,6 +136,7 @@ class _Growing:
         self.rows = need
 
     def values(self) -> npt.NDArray[Any]:
+        """All that was added."""
         return self.room[: self.rows]
 
 
@@ -151,18 +153,19 @@ def _arrays(batch: pa.RecordBatch, vocabularies: dict[str, dict[str, int]]) -> d
         elif name in NUMBERS:
             found[name] = pc.fill_null(column, -1).to_numpy(zero_copy_only=False)
         elif name in WORDS:
-            found[name] = _coded(column, vocabularies.setdefault(name, {}))
+            found[name] = coded(column, vocabularies.setdefault(name, {}))
         elif name == "stream":
             found[name] = pc.fill_null(column.cast(pa.int8()), -1).to_numpy(zero_copy_only=False)
         elif name == "session_id":
-            found[name] = text_keys(pa.chunked_array([column]), np.zeros(len(column), dtype=np.uint64))
+            found[name] = text_keys(column, np.zeros(len(column), dtype=np.uint64))
         elif name == "block_hashes":
             found["block_count"] = pc.fill_null(pc.list_value_length(column), 0).to_numpy().astype(np.int64)
             found["blocks"] = column.flatten().to_numpy(zero_copy_only=False)
     return found
 
 
-def _coded(column: pa.Array, vocabulary: dict[str, int]) -> npt.NDArray[np.int32]:
+def coded(column: pa.Array, vocabulary: dict[str, int]) -> npt.NDArray[np.int32]:
+    """Codes of words by a vocabulary that grows with them; −1 is null."""
     if not pa.types.is_dictionary(column.type):
         column = column.dictionary_encode()
     for word in column.dictionary.to_pylist():

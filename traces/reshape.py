@@ -28,8 +28,11 @@ from traces import units
 from traces.shell import FACTOR, parsed
 
 if TYPE_CHECKING:
+    import os
+
     import pyarrow as pa
 
+    from traces.record import Metadata
     from traces.shape import Draft, Report, Step
 
 ORDER = ("merge", "window", "tenant", "sample", "lengths", "rate", "loop", "poisson", "gamma", "speed", "burst")
@@ -191,7 +194,7 @@ def shape_options(command: Command) -> Command:
 
 
 def apply(trace: pa.Table, options: ShapeOptions, *, seed: int) -> tuple[pa.Table, list[Report]]:
-    """Reshape a trace in the documented order.
+    """Reshape a trace in memory, in the documented order.
 
     Args:
         trace: sorted by arrival, as `traces.parquet.read` gives it.
@@ -205,40 +208,29 @@ def apply(trace: pa.Table, options: ShapeOptions, *, seed: int) -> tuple[pa.Tabl
         ShapeError: a step that this trace cannot take.
         TraceError: a trace to merge cannot be read.
     """
-    from traces import shape
+    from traces import assemble, parquet, shape
+    from traces.record import metadata_of
+    from traces.resize import length_reports, scale_lengths
 
     if not options.any():
         return trace, []
-    trace, reports = merged(trace, options)
-    if options.lengths is not None:
-        trace, done = shape.scale_lengths(trace, *msgspec.structs.astuple(options.lengths))
-        reports += done
-    draft, done = redrafted(draft_for(trace, options), options, tenant_names(trace), seed=seed)
-    reports += done
-    return with_history(shape.build(trace, draft), reports, seed), sorted(reports, key=lambda r: ORDER.index(r.step))
-
-
-def merged(trace: pa.Table, options: ShapeOptions) -> tuple[pa.Table, list[Report]]:
-    """The trace with those to merge beside it."""
-    from traces import parquet, shape
-    from traces.record import metadata_of
-
     reports = []
     for path in options.merge:
         other = parquet.read(path)
-        trace, report = shape.merge(trace, other, metadata_of(trace), metadata_of(other))
+        trace, report = assemble.merge(trace, other, metadata_of(trace), metadata_of(other))
         reports.append(msgspec.structs.replace(report, asked=Path(path).name))
-    return trace, reports
+    draft, done = redraft(shape.draft_of(trace), options, tenant_names(trace), seed=seed)
+    reports += done
+    reshaped = assemble.build(trace, draft, assemble.free_mark(trace))
+    if options.lengths is not None:
+        factors = msgspec.structs.astuple(options.lengths)
+        reshaped, tally = scale_lengths(reshaped, *factors)
+        reports += length_reports(tally, *factors)
+    reports = in_order(reports)
+    return reshaped.replace_schema_metadata(with_history(metadata_of(trace), reports, seed).encode()), reports
 
 
-def draft_for(trace: pa.Table, options: ShapeOptions) -> Draft:
-    """The draft to start from, with session keys when a step draws."""
-    from traces import shape
-
-    return shape.draft_of(trace, keys=options.sample is not None or options.rate is not None)
-
-
-def redrafted(draft: Draft, options: ShapeOptions, tenants: list[str], *, seed: int) -> tuple[Draft, list[Report]]:
+def redraft(draft: Draft, options: ShapeOptions, tenants: list[str], *, seed: int) -> tuple[Draft, list[Report]]:
     """All steps that choose, add or move rows, in order."""
     from traces import shape
 
@@ -280,14 +272,40 @@ def tenant_names(trace: pa.Table) -> list[str]:
     return names
 
 
-def with_history(trace: pa.Table, reports: list[Report], seed: int) -> pa.Table:
-    """The trace with what was done to it in its metadata."""
-    from traces.record import metadata_of
+def in_order(reports: list[Report]) -> list[Report]:
+    """Reports in the order of the steps."""
+    return sorted(reports, key=lambda report: ORDER.index(report.step))
 
-    metadata = metadata_of(trace)
+
+def with_history(metadata: Metadata, reports: list[Report], seed: int) -> Metadata:
+    """The metadata with what was done."""
     for report in reports:
         metadata = metadata.done(f"shape (seed {seed}): {report.line()}")
-    return trace.replace_schema_metadata(metadata.encode())
+    return metadata
+
+
+def apply_to_file(
+    path: str | os.PathLike[str], out: str | os.PathLike[str], options: ShapeOptions, *, seed: int
+) -> tuple[int, list[Report]]:
+    """Reshape a trace file into another, chunk by chunk: the draft is in memory, the rows are not.
+
+    The same as `apply` of the whole, except that a merge needs the traces in memory.
+
+    Returns:
+        How many rows were written, and a report a step.
+
+    Raises:
+        TraceError: nothing is written then.
+    """
+    from traces import parquet
+
+    if options.merge:
+        trace, reports = apply(parquet.read(path), options, seed=seed)
+        parquet.write(trace, out)
+        return trace.num_rows, reports
+    from traces.streaming import reshape_file
+
+    return reshape_file(path, out, options, seed=seed)
 
 
 @click.command(short_help="change a trace and say what was achieved")
@@ -306,18 +324,14 @@ def shape(source: str, output: Path, seed: int, as_json: bool, shape: ShapeOptio
     traces shape conv.parquet -o busy.parquet --window 10m:20m --speed 2x
     traces shape conv.parquet -o bursty.parquet --burst 2x@1s
     """
-    from traces import parquet
-
     if not shape.any():
         raise click.UsageError("nothing to do: give at least one of --speed 2x, --burst 2x, --rate 2x, --window 0s:60s")
     if output.exists():
         raise click.UsageError(f"{output} exists: name a new file with -o")
-    trace = parquet.read(source)
-    reshaped, reports = apply(trace, shape, seed=seed)
-    parquet.write(reshaped, output)
+    rows, reports = apply_to_file(source, output, shape, seed=seed)
     if as_json:
-        click.echo(msgspec.json.encode({"rows": reshaped.num_rows, "output": str(output), "steps": reports}).decode())
+        click.echo(msgspec.json.encode({"rows": rows, "output": str(output), "steps": reports}).decode())
         return
     for report in reports:
         click.echo(report.line())
-    click.echo(f"{reshaped.num_rows:,} requests written to {output}")
+    click.echo(f"{rows:,} requests written to {output}")

@@ -44,7 +44,11 @@ def uniform(keys: UInt64s, seed: int, purpose: str) -> npt.NDArray[np.float64]:
         purpose: what the number is for; different purposes are independent.
     """
     salt = mix_one(mix_one(seed) ^ int.from_bytes(hashlib.blake2b(purpose.encode(), digest_size=8).digest(), "big"))
-    return (mix(keys ^ np.uint64(salt)) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    drawn = np.empty(len(keys))
+    for start in range(0, len(keys), _CHUNK_ROWS):
+        mixed = mix(keys[start : start + _CHUNK_ROWS] ^ np.uint64(salt))
+        drawn[start : start + _CHUNK_ROWS] = (mixed >> np.uint64(11)) * 2.0**-53
+    return drawn
 
 
 def session_keys(trace: pa.Table) -> UInt64s:
@@ -60,11 +64,11 @@ def session_keys(trace: pa.Table) -> UInt64s:
     return own
 
 
-def text_keys(column: pa.ChunkedArray, otherwise: UInt64s) -> UInt64s:
+def text_keys(column: pa.ChunkedArray | pa.Array, otherwise: UInt64s) -> UInt64s:
     """The hash of every string of a column, `otherwise` where it is null."""
     keys = otherwise.copy()
     row = 0
-    for chunk in column.chunks:
+    for chunk in column.chunks if isinstance(column, pa.ChunkedArray) else [column]:
         for start in range(0, len(chunk), _CHUNK_ROWS):
             piece = chunk.slice(start, _CHUNK_ROWS)
             there = ~np.asarray(piece.is_null())

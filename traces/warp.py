@@ -30,10 +30,17 @@ import numpy as np
 from traces.burstiness import Floats, Int64s, idc, windows
 
 BLOCK_WINDOWS = 60
+_BLOCK = 1 << 20
 TOLERANCE = 0.05  # a dispersion counts as met within this
 _AIM = 0.002  # the solver stops here
 _STEPS = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)  # exponents tried outwards; steeper ones only grind windows to nothing
 _STEPS_DOWN = (-0.125, -0.25, -0.5, -0.75, -1.0)  # at −1 every window has the same rate
+
+
+def blocks(rows: int) -> Iterator[slice]:
+    """Slices of a million rows, for arithmetic whose steps would each need an array of all rows."""
+    for start in range(0, rows, _BLOCK):
+        yield slice(start, start + _BLOCK)
 
 
 class Warp(NamedTuple):
@@ -44,9 +51,13 @@ class Warp(NamedTuple):
 
     def at(self, offset_ns: Int64s) -> Int64s:
         """M of every offset."""
-        inside = np.interp(offset_ns, self.x_ns, self.y_ns)
-        inside += np.minimum(offset_ns - self.x_ns[0], 0) + np.maximum(offset_ns - self.x_ns[-1], 0)
-        return np.rint(inside).astype(np.int64)
+        moved = np.empty(len(offset_ns), dtype=np.int64)
+        for block in blocks(len(offset_ns)):
+            offset = offset_ns[block]
+            inside = np.interp(offset, self.x_ns, self.y_ns)
+            inside += np.minimum(offset - self.x_ns[0], 0) + np.maximum(offset - self.x_ns[-1], 0)
+            moved[block] = np.rint(inside)
+        return moved
 
 
 class Solved(NamedTuple):
@@ -62,13 +73,15 @@ class Solved(NamedTuple):
 def scaled(values_ns: Int64s, speed: float) -> Int64s:
     """Values / speed, rounded half to even, exact for every int64 (a speed is a ratio of small integers)."""
     ratio = Fraction(speed).limit_denominator(1_000_000)
-    whole, rest = np.divmod(values_ns, ratio.numerator)
-    scaled_rest = rest * ratio.denominator
-    floor, left = np.divmod(scaled_rest, ratio.numerator)
-    floor += whole * ratio.denominator
-    twice = 2 * left
-    floor += (twice > ratio.numerator) | ((twice == ratio.numerator) & (floor % 2 == 1))
-    return np.asarray(floor, dtype=np.int64)
+    found = np.empty(len(values_ns), dtype=np.int64)
+    for block in blocks(len(values_ns)):
+        whole, rest = np.divmod(values_ns[block], ratio.numerator)
+        floor, left = np.divmod(rest * ratio.denominator, ratio.numerator)
+        floor += whole * ratio.denominator
+        twice = 2 * left
+        floor += (twice > ratio.numerator) | ((twice == ratio.numerator) & (floor % 2 == 1))
+        found[block] = floor
+    return found
 
 
 def solve_burst(offset_ns: Int64s, width_ns: int, factor: float) -> Solved:
