@@ -19,11 +19,10 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from replay.report import figures
-from replay.report.columns import Column, lines
-from replay.sentence import title
 from replay.snapshot import BUCKETS, LiveSnapshot, TenantLive, percentile_ms, upper_edges_ms
-from tenants import sla
+from tenants import figures, sla
+from tenants.columns import Column, lines
+from tenants.sentence import title
 from tenants.sla import Rule
 from traces.units import NS_PER_S
 

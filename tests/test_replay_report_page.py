@@ -14,11 +14,11 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replay import outcome
-from replay.measures import rows_of
-from replay.report import charts, folder, page
+from replay.report import charts, page
 from replay.report.command import report
-from tenants import sla
+from tenants import folder, sla
+from tenants import summary as outcome
+from tenants.measures import rows_of
 from tenants.tenant import Tenant
 from traces import parquet
 from traces.errors import BadFile

@@ -14,11 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from replay.measures import FAILED, Floats, Rows
-from replay.outcome import Summary
-from replay.report import figures
 from replay.report.panels import BAD, Panels
-from tenants import quantiles, sla
+from tenants import figures, quantiles, sla
+from tenants.measures import FAILED, Floats, Rows
+from tenants.summary import Summary
 
 COLOURS = ("#3a87dd", "#e07b39", "#2ca58d", "#b5579f", "#9a8a2c", "#7a6ff0", "#c4567a", "#5b8c5a")
 MOST_POINTS = 4_000  # drawn of one tenant

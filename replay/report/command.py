@@ -19,22 +19,25 @@ def report(runs: tuple[str, ...], out: str | None, as_json: bool, no_page: bool)
     replay report runs/today
     replay report runs/fcfs runs/priority runs/capped -o arms.html
     """  # noqa: D301 - click's own mark: keep these lines
-    from replay import outcome
-    from replay.report import folder, page, terminal
+    from replay.report import page
+    from tenants import folder, terminal
+    from tenants.summary import to_json_of_runs
 
     loaded = folder.load_all(list(runs))
     target = Path(out) if out else Path(runs[0]) / "report.html" if len(runs) == 1 else Path("report.html")
     if not no_page:
         if not target.parent.is_dir():
             raise click.UsageError(f"--out: {target.parent} is no folder, write it as -o report.html")
-        page.write(loaded, target)
+        try:
+            page.write(loaded, target)
+        except OSError as error:
+            raise click.UsageError(f"--out: cannot write {target} ({error.strerror}), name another file") from None
     if as_json:
-        found = [b'"%s":%s' % (_quoted(run.name), outcome.to_json(run.summary)) for run in loaded]
-        click.echo(outcome.to_json(loaded[0].summary) if len(loaded) == 1 else b"{" + b",".join(found) + b"}")
+        click.echo(to_json_of_runs([(run.name, run.summary) for run in loaded]))
         return 0
     console = terminal.stdout_console()
     if len(loaded) == 1:
-        from replay.report import failures
+        from tenants import failures
 
         causes = failures.causes(loaded[0].outcomes)
         terminal.print_result(loaded[0].summary, console, folder=runs[0], causes=causes)
@@ -43,9 +46,3 @@ def report(runs: tuple[str, ...], out: str | None, as_json: bool, no_page: bool)
     if not no_page:
         click.echo(f"wrote {target}", err=True)
     return 0
-
-
-def _quoted(name: str) -> bytes:
-    import json
-
-    return json.dumps(name)[1:-1].encode()

@@ -25,14 +25,14 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from replay.measures import Rows
-from replay.outcome import SHOWN, Percentiles, Summary, TenantSummary
-from replay.report import charts, failures, figures
+from replay.report import charts
 from replay.report.charts import Chart
-from replay.report.folder import Run
-from replay.report.terminal import WORDS, comparison_columns, comparison_sentence, trust
-from replay.sentence import title
-from tenants import sla
+from tenants import failures, figures, sla
+from tenants.folder import Run
+from tenants.measures import Rows
+from tenants.sentence import title
+from tenants.summary import SHOWN, Percentiles, Summary, TenantSummary
+from tenants.terminal import WORDS, comparison_columns, comparison_sentence, trust
 from traces.record import OUTCOMES
 
 SLOWEST = 15

@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from replay import measures, outcome
-from tenants import sla
+from tenants import measures, sla
+from tenants import summary as outcome
 from tenants.tenant import Tenant
 from traces.errors import TraceError
 from traces.record import Metadata, table

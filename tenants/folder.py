@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import msgspec
 import pyarrow as pa
 
-from replay import outcome
-from replay.measures import Rows, rows_of
+from tenants import summary as summaries
+from tenants.measures import Rows, rows_of
 from traces import parquet
 from traces.errors import BadFile
 
@@ -45,10 +45,15 @@ class Run(NamedTuple):
     """One run, or one arm of an experiment."""
 
     name: str
-    summary: outcome.Summary
+    summary: summaries.Summary
     outcomes: pa.Table
     rows: Rows
     document: dict[str, Any]  # run.json without the summary
+    path: Path = Path()
+
+    def everything(self) -> pa.Table:
+        """The outcomes with all their columns, chunk times included."""
+        return parquet.read(self.path / "outcomes.parquet")
 
 
 def load(folder: str | os.PathLike[str], name: str | None = None) -> Run:
@@ -67,13 +72,12 @@ def load(folder: str | os.PathLike[str], name: str | None = None) -> Run:
     if found is None:
         raise BadFile(f"{path / 'run.json'}: has no summary: the run did not end (its rows are in outcomes.parquet)")
     try:
-        summary = outcome.from_json(found)
+        summary = summaries.from_json(found)
     except msgspec.ValidationError as error:
         raise BadFile(f"{path / 'run.json'}: the summary is not one of this version ({error})") from None
     outcomes = parquet.read(path / "outcomes.parquet", COLUMNS)
-    return Run(
-        name or path.resolve().name, summary, outcomes, rows_of(outcomes, interrupted=summary.interrupted), document
-    )
+    rows = rows_of(outcomes, interrupted=summary.interrupted)
+    return Run(name or path.resolve().name, summary, outcomes, rows, document, path)
 
 
 def load_all(folders: list[str]) -> list[Run]:

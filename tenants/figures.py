@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from replay.outcome import Percentiles
 from tenants.sla import RuleResult
+from tenants.summary import Percentiles
 
 NONE = "n/a"
 INFINITE = "∞"

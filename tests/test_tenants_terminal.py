@@ -9,9 +9,8 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from replay import outcome
-from replay.report import columns, failures, figures, terminal
-from tenants import sla
+from tenants import columns, failures, figures, sla, terminal
+from tenants import summary as outcome
 from tenants.tenant import Tenant
 from traces.record import Metadata, table
 
