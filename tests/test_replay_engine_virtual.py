@@ -230,11 +230,23 @@ def test_equal_prefix_hashes_are_computed_once():
     assert (result.first_token_ns - result.sent_ns).tolist() == [33 * MS, 1 * MS, 33 * MS]
 
 
-def test_a_full_queue_refuses_who_comes_last():
-    config = SchedulerConfig(max_num_seqs=1, max_num_queued_reqs=1, num_gpu_blocks=99, block_size=4, max_model_len=101)
-    for stepwise in (False, True):
-        result = virtual.simulate(workload([(0, 9, 9, 0, 0)] * 3 + [(1, 1, 1, 0, 0)]), config, TOKEN, stepwise=stepwise)
-        assert [virtual.FINISHES[code] for code in result.finish] == ["length", "refused", "refused", "length"]
+@pytest.mark.parametrize("stepwise", [False, True])
+def test_a_full_engine_refuses_who_comes_last_and_counts_the_running_ones(stepwise):
+    config = SchedulerConfig(max_num_seqs=1, max_num_queued_reqs=2, num_gpu_blocks=99, block_size=4, max_model_len=101)
+    rows = [*[(0, 9, 9, 0, 0)] * 3, (1, 1, 1, 0, 0), (30, 1, 1, 0, 0)]  # the first ends at 17 ms
+    result = virtual.simulate(workload(rows), config, TOKEN, stepwise=stepwise)
+    assert [virtual.FINISHES[code] for code in result.finish] == ["length", "length", "refused", "refused", "length"]
+
+
+@pytest.mark.parametrize("stepwise", [False, True])
+def test_a_backlog_of_prompt_tokens_without_a_first_token_refuses(stepwise):
+    config = SchedulerConfig(
+        max_num_seqs=1, max_num_queued_tokens=12, num_gpu_blocks=99, block_size=4, max_model_len=101
+    )
+    rows = [(0, 9, 9, 0, 0), (10, 9, 1, 0, 0), (11, 9, 1, 0, 0), (12, 1, 1, 0, 0), (40, 1, 1, 0, 0)]
+    result = virtual.simulate(workload(rows), config, TOKEN, stepwise=stepwise)
+    # The first decodes from 9 ms on and counts no more; at 11 ms one prompt of 9 waits, at 12 ms two do: 18 tokens.
+    assert [virtual.FINISHES[code] for code in result.finish] == ["length", "length", "length", "refused", "length"]
 
 
 def test_asynchronous_scheduling_decides_one_step_ahead():

@@ -125,11 +125,11 @@ class LeapReplica(StepReplica):
         if not self.leaping:
             return super().refuse(index, at_ps)
         config = self.config
-        if config.max_num_queued_reqs is not None and self._queued >= config.max_num_queued_reqs:
+        if config.max_num_queued_reqs is not None and self.unfinished >= config.max_num_queued_reqs:
             return index
-        if config.max_num_queued_tokens is not None and self._queued:
-            waiting = sum(self.asked.inputs[i] for i in self._waiting())
-            if waiting + self.asked.inputs[index] > config.max_num_queued_tokens:
+        if config.max_num_queued_tokens is not None:
+            without_token = [*self._waiting(), *self._partial]
+            if sum(self.asked.inputs[i] for i in without_token) >= config.max_num_queued_tokens:
                 return index
         return None
 

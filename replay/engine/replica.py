@@ -90,7 +90,10 @@ class StepReplica:
         self.scheduler.add(self.request_of(index, at_ps))
 
     def refuse(self, index: int, at_ps: int) -> int | None:
-        """Whom a full queue turns away if `index` comes now: that one, a waiting one (taken out here), or nobody."""
+        """Whom a full queue turns away if `index` comes now: that one, a waiting one (taken out here), or nobody.
+
+        The step that runs at that moment counts as over, so what ends with it does not fill the queue any more.
+        """
         refusal = self.scheduler.refusal(self.request_of(index, at_ps))
         if refusal is None:
             return None
