@@ -26,7 +26,6 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special
 
 CONFIDENCE = 0.95
 _ROUNDING = 1e-9  # q·n is meant to be an integer where it is one on paper: 0.07 · 100 is 7.000000000000001
@@ -90,14 +89,14 @@ def share_upper(violations: int, n: int, confidence: float = CONFIDENCE) -> floa
     """The exact one-sided upper bound of a share of which `violations` of `n` were seen; 1 when nothing was seen."""
     if violations >= n:
         return 1.0
-    return float(special.betaincinv(violations + 1, n - violations, confidence))
+    return _beta_inverse(violations + 1, n - violations, confidence)
 
 
 def share_lower(violations: int, n: int, confidence: float = CONFIDENCE) -> float:
     """The exact one-sided lower bound of a share of which `violations` of `n` were seen; 0 when nothing was seen."""
     if violations <= 0 or n <= 0:
         return 0.0
-    return float(special.betaincinv(violations, n - violations + 1, 1 - confidence))
+    return _beta_inverse(violations, n - violations + 1, 1 - confidence)
 
 
 def clopper_pearson(violations: int, n: int, confidence: float = CONFIDENCE) -> Interval:
@@ -129,8 +128,8 @@ def samples_to_settle(violations: int, n: int, allowed: float, *, at_most: int =
 
     def settled(count: int) -> bool:
         seen = share * count
-        upper = 1.0 if seen >= count else float(special.betaincinv(seen + 1, count - seen, CONFIDENCE))
-        lower = float(special.betaincinv(seen, count - seen + 1, 1 - CONFIDENCE)) if seen > 0 else 0.0
+        upper = 1.0 if seen >= count else _beta_inverse(seen + 1, count - seen, CONFIDENCE)
+        lower = _beta_inverse(seen, count - seen + 1, 1 - CONFIDENCE) if seen > 0 else 0.0
         return upper <= allowed or lower > allowed
 
     if not 0 < allowed < 1 or not settled(at_most):
@@ -153,7 +152,7 @@ def _largest_below(n: int, q: float, tail: float) -> int:
     low, high = 0, n - 1
     while low < high:
         middle = (low + high + 1) // 2
-        low, high = (middle, high) if float(special.bdtr(middle, n, q)) <= tail else (low, middle - 1)
+        low, high = (middle, high) if _binomial_below(middle, n, q) <= tail else (low, middle - 1)
     return low
 
 
@@ -162,5 +161,19 @@ def _smallest_above(n: int, q: float, level: float) -> int:
     low, high = 0, n - 1
     while low < high:
         middle = (low + high) // 2
-        low, high = (low, middle) if float(special.bdtr(middle, n, q)) >= level else (middle + 1, high)
+        low, high = (low, middle) if _binomial_below(middle, n, q) >= level else (middle + 1, high)
     return low
+
+
+def _beta_inverse(a: float, b: float, share: float) -> float:
+    """Beta⁻¹(share; a, b). scipy is loaded with the first verdict: parsing a rule must not wait for it."""
+    from scipy import special
+
+    return float(special.betaincinv(a, b, share))
+
+
+def _binomial_below(k: int, n: int, q: float) -> float:
+    """P(binomial(n, q) <= k)."""
+    from scipy import special
+
+    return float(special.bdtr(k, n, q))
