@@ -260,7 +260,7 @@ def test_unsorted_rows_are_counted_and_put_in_order_with_their_blocks():
 
 
 def test_lengths_without_times_say_nothing_about_times():
-    found = profile(columns_of([0, 0], Metadata(source="lengths of x"), input_tokens=[5, 7]))
+    found = profile(columns_of([0, 0], Metadata(source="lengths"), input_tokens=[5, 7]))
     assert found["input_tokens"]["mean"] == 6
     assert "mean_rate_rps" not in found
 

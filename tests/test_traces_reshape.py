@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from traces import parquet, reshape
 from traces.cli import traces as group
 from traces.record import Metadata, metadata_of, table
-from traces.reshape import Burst, LengthFactors, ShapeOptions, Window
+from traces.reshape import Burst, LengthFactors, PerSecond, ShapeOptions, Window
 
 S = 1_000_000_000
 
@@ -47,6 +47,8 @@ def run(*args):
         (reshape.parse_lengths, "1.5x", LengthFactors(1.5, 1.5)),
         (reshape.parse_lengths, "input=0.5x,output=2x,max=1500", LengthFactors(0.5, 2.0, 1500)),
         (reshape.parse_lengths, "0.5x,max=1500", LengthFactors(0.5, 0.5, 1500)),
+        (reshape.parse_rate, "1.5x", 1.5),
+        (reshape.parse_rate, "5rps", PerSecond(5.0)),
         (reshape.parse_gamma, "0", 0.0),
         (reshape.parse_share, "10%", 0.1),
     ],
@@ -65,6 +67,8 @@ def test_what_people_write(parse, text, value):
         (reshape.parse_window, "20m:10m", "10m:20m"),
         (reshape.parse_lengths, "max=lots", "max=1500"),
         (reshape.parse_lengths, "outputs=2x", "2x"),
+        (reshape.parse_rate, "fast", "5rps"),
+        (reshape.parse_rate, "0rps", "5rps"),
         (reshape.parse_gamma, "inf", "number from 0"),
         (reshape.parse_gamma, "nan", "number from 0"),
         (reshape.parse_gamma, "-1", "number from 0"),
@@ -197,3 +201,22 @@ def test_a_file_is_reshaped_chunk_by_chunk_as_a_table_is_in_memory(options, rows
     assert count == whole.num_rows
     assert parquet.read(tmp_path / "out.parquet").to_pylist() == whole.to_pylist()
     assert metadata_of(parquet.read(tmp_path / "out.parquet")) == metadata_of(whole)
+
+
+def test_a_rate_to_reach_is_reached(path, tmp_path):
+    done = run(path, "-o", tmp_path / "out.parquet", "--rate", "25rps")
+    assert done.exception is None
+    out = parquet.read(tmp_path / "out.parquet").column("arrival_ns").to_numpy()
+    assert (len(out) - 1) / ((out[-1] - out[0]) / S) == pytest.approx(25, rel=0.01)
+
+
+def test_lengths_alone_get_times_from_a_rate_and_a_process(tmp_path):
+    lengths = table({"arrival_ns": [0] * 500, "input_tokens": [7] * 500}, Metadata(source="lengths"))
+    parquet.write(lengths, tmp_path / "lengths.parquet")
+    out = tmp_path / "out.parquet"
+    assert "say how fast" in str(run(tmp_path / "lengths.parquet", "-o", out, "--poisson").exception)
+    assert "add --poisson" in str(run(tmp_path / "lengths.parquet", "-o", out, "--rate", "5rps").exception)
+    assert run(tmp_path / "lengths.parquet", "-o", out, "--rate", "5rps", "--poisson").exception is None
+    timed = parquet.read(out)
+    assert timed.column("arrival_ns")[-1].as_py() == pytest.approx(499 / 5 * S)
+    assert metadata_of(timed).source == "lengths, timed"

@@ -18,6 +18,8 @@ from traces.units import NS_PER_S, show_ns
 
 Profile = dict[str, Any]
 
+_TAIL_ROWS = 200  # below this the longest 1 % is one request or two
+
 
 class Finding(msgspec.Struct, frozen=True):
     """One thing worth knowing."""
@@ -278,7 +280,7 @@ def _balance(profile: Profile) -> Iterator[Finding]:
 def _tails(profile: Profile) -> Iterator[Finding]:
     for name in ("input_tokens", "output_tokens"):
         length = profile.get(name)
-        if not length or not length["p50"]:
+        if not length or not length["p50"] or length["n"] < _TAIL_ROWS:
             continue
         stretch, tail = length["p99"] / length["p50"], length["tail_index"]
         heavy = tail is not None and tail < 2
@@ -316,7 +318,7 @@ def _sessions(profile: Profile) -> Iterator[Finding]:
     think = found.get("think_s")
     yield Finding(
         "sessions",
-        f"{found['n']:,} conversations, {found['turns']['mean']:.3g} turns each (P95 {found['turns']['p95']:.3g})"
+        f"{found['n']:,} conversation{'s' if found['n'] > 1 else ''}, {found['turns']['mean']:.3g} turns each (P95 {found['turns']['p95']:.3g})"
         + (f", think time P50 {seconds(think['p50'])}, P95 {seconds(think['p95'])}." if think else "."),
         "a later turn waits for its predecessor, so a slow server delays it (--turns timed keeps the trace's times).",
     )

@@ -38,6 +38,7 @@ from traces.burstiness import (
 from traces.columns import Columns
 from traces.lengths import describe, rank_correlation, spread
 
+LENGTHS_ONLY = "lengths"  # a source without arrivals says so in its metadata
 MOST_TENANTS = 20  # tenants described in full; the rest only counted
 _BINS_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400)
 _MOST_BINS = 240
@@ -86,7 +87,7 @@ def part(columns: Columns) -> dict[str, Any]:
 
 def has_times(columns: Columns) -> bool:
     """Whether rows have arrivals: a trace of lengths alone has none."""
-    return not columns.metadata.source.startswith("lengths")
+    return columns.metadata.source != LENGTHS_ONLY
 
 
 def _rhythm(arrival_ns: Int64s, counted: Counts) -> dict[str, Any]:

@@ -62,6 +62,12 @@ class LengthFactors(msgspec.Struct, frozen=True):
     most: int | None = None
 
 
+class PerSecond(msgspec.Struct, frozen=True):
+    """A rate to reach, in requests a second."""
+
+    rps: float
+
+
 class ShapeOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What to do to a trace; every field's default leaves it as it is."""
 
@@ -70,7 +76,7 @@ class ShapeOptions(msgspec.Struct, frozen=True, kw_only=True):
     tenant: tuple[str, ...] = ()
     sample: float | None = None
     lengths: LengthFactors | None = None
-    rate: float | None = None
+    rate: float | PerSecond | None = None
     loop: int | None = None
     poisson: bool = False
     gamma: float | None = None
@@ -135,6 +141,19 @@ def parse_gamma(text: str) -> float:
     return value
 
 
+def parse_rate(text: str) -> float | PerSecond:
+    """A factor such as `2x`, or a rate to reach: `5rps`. Raises ValueError."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(?:rps|req/s|/s)\s*", text)
+    if match is None:
+        try:
+            return units.factor(text)
+        except ValueError as error:
+            raise ValueError(f"{error}, or a rate to reach as 5rps") from None
+    if not float(match[1]) > 0:
+        raise ValueError(f"{text!r} must be above 0: write 2x, 0.5x, or a rate to reach as 5rps")
+    return PerSecond(float(match[1]))
+
+
 def parse_share(text: str) -> float:
     """A share of at most 1: `10%`, `0.1`. Raises ValueError."""
     value = units.factor(text)
@@ -160,7 +179,11 @@ _OPTIONS = (
         type=parsed("factor", parse_lengths),
         help="Longer or shorter requests: 1.5x, or input=0.5x,output=2x,max=1500 (input + output at most).",
     ),
-    click.option("--rate", type=FACTOR, help="More or fewer requests, same shape of the rate over time: 2x, 0.5x."),
+    click.option(
+        "--rate",
+        type=parsed("factor", parse_rate),
+        help="More or fewer requests, same shape of the rate over time: 2x, 0.5x, or 5rps on average.",
+    ),
     click.option("--loop", type=click.IntRange(1, 10_000), metavar="N", help="Play it N times, one after the other."),
     click.option("--poisson", is_flag=True, help="New times at the same rate: Poisson."),
     click.option(
@@ -247,7 +270,11 @@ def redraft(draft: Draft, options: ShapeOptions, tenants: list[str], *, seed: in
         do(shape.only_tenants, options.tenant, tenants)
     if options.sample is not None:
         do(shape.thin, options.sample, seed)
-    if options.rate is not None:
+    if isinstance(options.rate, PerSecond) and draft.span_ns():
+        do(shape.rate_to, options.rate.rps, seed)
+    elif isinstance(options.rate, PerSecond):
+        do(shape.spread, options.rate.rps, options.poisson or options.gamma is not None)
+    elif options.rate is not None:
         do(shape.rate, options.rate, seed)
     if options.loop is not None:
         do(shape.loop, options.loop)
@@ -278,7 +305,9 @@ def in_order(reports: list[Report]) -> list[Report]:
 
 
 def with_history(metadata: Metadata, reports: list[Report], seed: int) -> Metadata:
-    """The metadata with what was done."""
+    """The metadata with what was done; lengths that got times are no longer lengths alone."""
+    if metadata.source == "lengths" and any(report.step in {"poisson", "gamma"} for report in reports):
+        metadata = msgspec.structs.replace(metadata, source="lengths, timed")
     for report in reports:
         metadata = metadata.done(f"shape (seed {seed}): {report.line()}")
     return metadata

@@ -272,6 +272,42 @@ def rate(draft: Draft, factor: float, seed: int) -> Step:
     return grown, report
 
 
+def rate_to(draft: Draft, rps: float, seed: int) -> Step:
+    """As `rate`, by the factor that makes the mean rate (rows − 1) / span come to `rps`."""
+    now = (len(draft) - 1) / (draft.span_ns() / NS)
+    factor = (rps * draft.span_ns() / NS + 1) / len(draft)
+    changed, _ = rate(draft, factor, seed)
+    report = Report(
+        step="rate",
+        asked=f"{rps:.6g}rps",
+        what="mean rate [req/s]",
+        before=now,
+        planned=rps,
+        achieved=(len(changed) - 1) / (changed.span_ns() / NS) if changed.span_ns() else 0.0,
+        note=f"{len(draft):,} → {len(changed):,} requests",
+    )
+    return changed, report
+
+
+def spread(draft: Draft, rps: float, retimed: bool) -> Step:
+    """Times for a trace of lengths alone: `rps` requests a second, to be drawn by a re-timing that follows.
+
+    Raises:
+        ShapeError: no re-timing follows.
+    """
+    if not retimed:
+        raise ShapeError(
+            f"--rate {rps:.6g}rps: the trace has no times to keep: add --poisson or --gamma 1 to draw them"
+        )
+    times = np.rint(np.arange(len(draft)) * (NS / rps)).astype(np.int64)
+    timed = dataclasses.replace(draft, arrival_ns=draft.arrival_ns[0] + times)
+    achieved = (len(timed) - 1) / (timed.span_ns() / NS) if timed.span_ns() else 0.0
+    report = Report(
+        step="rate", asked=f"{rps:.6g}rps", what="mean rate [req/s]", before=0.0, planned=rps, achieved=achieved
+    )
+    return timed, report
+
+
 def jittered_copy(part: Draft, curve_ns: Int64s, number: int, seed: int) -> Draft:
     """The `number`-th copy of some sessions, each moved along the arrival curve of the whole trace.
 
@@ -427,8 +463,10 @@ def retime(draft: Draft, cv: float, seed: int, *, poisson: bool = False) -> Step
     """
     generator = np.random.default_rng([seed & 0xFFFFFFFF, 0x7E71])
     count, span = len(draft), draft.span_ns()
-    if count < 3 or span == 0:
-        raise ShapeError(f"re-timing needs at least 3 requests and a span; the trace has {count} in {show_ns(span)}")
+    if span == 0:
+        raise ShapeError("the trace has no times: say how fast it should be as well, such as --rate 5rps")
+    if count < 3:
+        raise ShapeError(f"re-timing needs at least 3 requests; the trace has {count}")
     times = warp.poisson_times(count, span, generator) if poisson else warp.gamma_times(count, span, cv, generator)
     moved = dataclasses.replace(
         _warped(draft, warp.through(draft.offset_ns(), times)), arrival_ns=draft.arrival_ns[0] + times
