@@ -24,7 +24,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tenants import quantiles, sla
-from tenants.measures import ABORT, CUT, FAILED, OK, UNSENT, Columns, Floats, Gaps, Mask, Rows, rows_of
+from tenants.cautions import cautions
+from tenants.measures import ABORT, CUT, FAILED, OK, UNSENT, Floats, Gaps, Mask, Rows, rows_of
 from tenants.sentence import IMPLICIT, MOST_FAILED, describe, sentence
 from tenants.sla import Rule, RuleResult
 from tenants.tenant import Tenant
@@ -168,7 +169,7 @@ def summarise(
         warmup=outcomes.num_rows - len(rows.at),
         valid=not invalid,
         reasons=(*invalid, *(_reason(result) for result in results if result.verdict != sla.PASS)),
-        warnings=tuple(dict.fromkeys([*warnings, *_warnings(outcomes, run)])),
+        warnings=tuple(dict.fromkeys([*warnings, *cautions(outcomes, rows, run.rules)])),
         digest=digest,
         closed_loop=rows.closed_loop,
         window_s=round(run.window_s, 6),
@@ -411,43 +412,6 @@ def _reasons_invalid(lateness: Lateness, *, interrupted: bool, invalid: Sequence
             "(the sender was late, so the run says nothing about the server)"
         )
     return [*reasons, *invalid]
-
-
-def _warnings(outcomes: pa.Table, run: _Run) -> list[str]:
-    """What a reader must know to trust the numbers."""
-    rows = run.rows
-    found = []
-    get = Columns(outcomes.take(pa.array(rows.at)) if len(rows.at) < outcomes.num_rows else outcomes)
-    ok = rows.outcome == OK
-    several = get.numbers("n") > 1
-    planned = get.numbers("planned_output_tokens")
-    known = ok & ~np.isnan(planned) & ~np.isnan(rows.output_tokens) & ~several
-    off = known & (planned != rows.output_tokens)
-    if off.any():
-        ratio = float(np.nansum(rows.output_tokens[known]) / max(1.0, np.nansum(planned[known])))
-        found.append(
-            f"output lengths not met: {int(off.sum()):,} of {int(known.sum()):,} answers differ from the plan "
-            f"({ratio:.0%} of its tokens)"
-        )
-    if (several & ~np.isnan(rows.priority)).any():
-        found.append("n > 1 with priority: the answers of one request are scheduled one by one; its TPOT is left out")
-    unstreamed = ok & np.isnan(rows.ttft_ms) & get.flags("stream", default=False)
-    if unstreamed.any():
-        found.append(f"{int(unstreamed.sum()):,} answers came whole although a stream was asked for: no TTFT")
-    for rule in run.rules:
-        if rule.metric == "ttft" and rule.tenant in rows.names:
-            mine = (rows.tenant == rows.names.index(rule.tenant)) & (rows.outcome == ABORT) & np.isnan(rows.ttft_ms)
-            waited = int((mine & (rows.end_ms - rows.due_ms > rule.limit)).sum())
-            if waited:
-                found.append(
-                    f"{rule.text}: {waited:,} clients gave up after the limit without a token; "
-                    "they are censored, not counted as violations"
-                )
-    if rows.closed_loop:
-        found.append(
-            "closed loop: users wait for their answers, so a slow server is asked less; lateness means nothing"
-        )
-    return found
 
 
 def _reason(result: RuleResult) -> str:

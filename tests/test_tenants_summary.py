@@ -400,6 +400,15 @@ def test_e08_output_lengths_that_were_not_met_are_said():
     )
 
 
+def test_k05_a_slow_beginning_is_said():
+    cold = [{"first_token_ns": 300.0 + i % 7} for i in range(40)] + [
+        {"first_token_ns": 100.0 + i % 7} for i in range(160)
+    ]
+    assert any("not stationary: risk TTFT P50 is 303 ms" in warning for warning in summarise(cold).warnings)
+    even = [{"first_token_ns": 100.0 + i % 50} for i in range(200)]
+    assert summarise(even).warnings == ()
+
+
 def test_warnings_of_earlier_stages_come_first_and_once():
     assert summarise([{}] * 2, warnings=["a", "b", "a"]).warnings == ("a", "b")
 

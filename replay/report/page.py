@@ -96,7 +96,9 @@ def _one(run: Run, drawn: Sequence[Chart]) -> list[str]:
         *_trust(summary),
         *_section("Rules", "Each limit with what was measured; a dashed mark is the limit.", _rules(summary)),
         *_section(
-            "Tenants", "Times in ms from due, with 95 % intervals where the sample is large enough.", _times(summary)
+            "Tenants",
+            f"Times in ms from {_zero(summary)}, with 95 % intervals where the sample is large enough.",
+            _times(summary),
         ),
         _counts(summary),
         *[part for chart in drawn for part in _chart(chart)],
@@ -138,12 +140,19 @@ def _header(verdict: str, word: str, sentence: str, about: str) -> str:
 
 def _asked(run: Run) -> str:
     """What ran, in a line: exit code apart, only what the run folder says."""
-    document = run.document
-    known = [str(document[key]) for key in ("command", "target", "started") if document.get(key)]
-    summary = run.summary
+    document, summary = run.document, run.summary
+    dialect = document.get("dialect")
+    known = [str(document[key]) for key in ("target", "model") if document.get(key)]
+    known += [f"priority as {dialect['name']}"] if isinstance(dialect, dict) and dialect.get("name") else []
+    known += [str(document["when"])] if document.get("when") else []
     return " · ".join(
         [*known, f"{summary.planned:,} requests in {figures.clock(summary.window_s)}", f"plan {summary.digest[:12]}"]
     )
+
+
+def _zero(summary: Summary) -> str:
+    """What times count from."""
+    return "sent, as nothing is due in a closed loop" if summary.closed_loop else "due"
 
 
 def _trust(summary: Summary) -> list[str]:
