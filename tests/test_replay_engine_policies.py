@@ -1,6 +1,6 @@
 """Policies that vLLM's V1 engine does not have: scenarios worked out by hand before the code was run.
 
-The notation is that of test_replay_engine_scheduler.py: `c5 !a` = c gets 5 tokens, a was preempted. Blocks hold 4 tokens.
+The notation is that of test_replay_engine_scheduler.py: `c:5 !a` = c gets 5 tokens, a was preempted. Blocks hold 4.
 """
 
 from __future__ import annotations

@@ -26,6 +26,17 @@ def test_a_step_takes_the_sum_of_its_parts(load, milliseconds, why):
     assert MODEL.duration_ns(*load) == pytest.approx(milliseconds * 1e6), why
 
 
+def test_a_step_that_also_prefills_serves_its_decodes_less_well():
+    model = StepModel(g_ms=1.0, d0_ms=1.0, k_ms=0.01, dm_ms=2.0, km_ms=0.02)
+    assert model.duration_ns(4, 4, 100, 0.0, 4) == pytest.approx((4 + 1 + 1) * 1e6)
+    assert model.duration_ns(9, 4, 100, 0.0, 4) == pytest.approx((9 + 2 + 2) * 1e6)
+
+
+def test_a_step_above_the_captured_graphs_costs_more():
+    model = StepModel(t0_ms=1.0, te_ms=2.0, graph_tokens=8, g_ms=1.0)
+    assert [model.duration_ns(n, n, 0, 0.0, n) / 1e6 for n in (8, 9)] == [9.0, 12.0]
+
+
 def test_a_table_of_measured_points_is_interpolated_and_extended():
     model = StepModel(linear=((1, 10.0), (11, 20.0), (21, 50.0)))
     assert [model.linear_ms(n) for n in (1, 6, 11, 16, 31)] == [10.0, 15.0, 20.0, 35.0, 80.0]
@@ -42,7 +53,7 @@ def test_many_decode_steps_at_once_take_exactly_what_they_take_one_by_one(rows, 
 def test_every_profile_loads_says_where_it_comes_from_and_gives_plausible_times(name):
     profile = load_profile(name)
     assert profile.name == name
-    assert profile.provenance == "modelled, not measured"
+    assert profile.provenance == "modelled, not measured" or profile.provenance.startswith("fitted from")
     assert 3e6 < profile.model.duration_ns(1, 1, 100, 0.0, 1) < 100e6
 
 

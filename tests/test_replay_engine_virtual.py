@@ -13,7 +13,21 @@ from replay.engine.scheduler import EngineRequest, Scheduler, SchedulerConfig
 from replay.engine.steptime import PicoClock, StepModel
 from replay.engine.truth import Truth
 
-MODEL = StepModel(t0_ms=0.5, w_ms=3.0, u_ms=0.25, g0_ms=1.0, g_ms=0.5, d0_ms=0.125, k_ms=0.01, a_ms=0.002, h_ms=0.03)
+MODEL = StepModel(
+    t0_ms=0.5,
+    te_ms=0.25,
+    graph_tokens=9,
+    w_ms=3.0,
+    u_ms=0.25,
+    g0_ms=1.0,
+    g_ms=0.5,
+    d0_ms=0.125,
+    k_ms=0.01,
+    dm_ms=0.5,
+    km_ms=0.02,
+    a_ms=0.002,
+    h_ms=0.03,
+)
 MS = 1_000_000
 COLUMNS = (
     "sent_ns",

@@ -378,7 +378,7 @@ class LeapReplica(StepReplica):
             samples += computed + tokens == inputs[index]
         duration = clock.duration_ps(all_tokens, rows, self._context, area, samples)
         model = clock.model
-        per_token, per_decode, per_sample = model.split_ms(all_tokens, rows, samples)
+        per_token, per_decode, per_context, per_sample = model.split_ms(all_tokens, rows, samples)
         parts = [0.0] * len(self.served)
         self.timeline.add(self.steps, self.now_ps, duration, 0)
         self.steps += 1
@@ -395,7 +395,7 @@ class LeapReplica(StepReplica):
             self.ledger.own_ps[index] += round(part * 1e9)
         if len(parts) > 1:
             for tenant, count in enumerate(self._rows):
-                parts[tenant] += count * (per_token + per_decode + per_sample) + model.k_ms * self._contexts[tenant]
+                parts[tenant] += count * (per_token + per_decode + per_sample) + per_context * self._contexts[tenant]
                 self._contexts[tenant] += count
             self.last_served = [round(part * 1e9) for part in parts]
             for tenant, part_ps in enumerate(self.last_served):

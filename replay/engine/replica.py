@@ -217,11 +217,11 @@ class StepReplica:
         parts = [0.0] * len(self.served)
         if step.tokens:
             model = self.clock.model
-            per_token, per_decode, per_sample = model.split_ms(step.tokens, step.decodes, step.samples)
+            per_token, per_decode, per_context, per_sample = model.split_ms(step.tokens, step.decodes, step.samples)
             for row in step.scheduled:
                 part = per_token * row.tokens + per_sample * row.samples
                 if row.tokens == 1 and row.computed >= row.request.prompt_tokens:
-                    part += per_decode + model.k_ms * (row.computed + 1)
+                    part += per_decode + per_context * (row.computed + 1)
                 else:
                     part += model.a_ms * row.tokens * (row.computed + row.tokens / 2)
                     if self.ledger.first_ps[row.request.tag] < 0:

@@ -2,8 +2,11 @@
 
 GEMM and attention kernels run one after another, so their times add up (all in ms):
 
-    t_step = t0 + max(w + u·N, g0 + g·N)        linear layers; N = all tokens of the step
+    t_step = t0                                fixed (+ te above graph_tokens: larger steps than the captured CUDA
+    graphs)
+           + max(w + u·N, g0 + g·N)            linear layers; N = all tokens of the step
            + (d0 + k·S)  when rows decode       decode attention; S = context lengths of the decode rows, summed
+             (dm + km·S in a step that also prefills: one kernel serves both kinds of row, the decodes less well)
            + a · Σ c·(x + c/2)                  prefill attention; a chunk of c tokens on top of x computed ones
            + h0 + h·B  when rows sample         lm_head and sampler; B = rows that sample
 
@@ -45,16 +48,19 @@ class StepModel(msgspec.Struct, frozen=True, kw_only=True):
     """Coefficients of the step time, in ms (per token, per token² where it says attention).
 
     Attributes:
-        t0_ms: fixed cost of a step.
+        t0_ms: fixed cost of a step; te_ms comes on top when it has more than graph_tokens tokens (0: never).
         w_ms, u_ms: linear layers bound by memory: w + u·N.
         g0_ms, g_ms: linear layers bound by arithmetic: g0 + g·N.
         linear: measured points (tokens, ms) in place of the two lines above, tokens ascending.
         d0_ms, k_ms: decode attention: base, and per token of context.
+        dm_ms, km_ms: the same in a step that also prefills; None: no difference.
         a_ms: prefill attention, per token × context token.
         h0_ms, h_ms: lm_head and sampler: base, and per sampled row.
     """
 
     t0_ms: float = 0.0
+    te_ms: float = 0.0
+    graph_tokens: int = 0
     w_ms: float = 0.0
     u_ms: float = 0.0
     g0_ms: float = 0.0
@@ -62,6 +68,8 @@ class StepModel(msgspec.Struct, frozen=True, kw_only=True):
     linear: tuple[tuple[int, float], ...] = ()
     d0_ms: float = 0.0
     k_ms: float = 0.0
+    dm_ms: float | None = None
+    km_ms: float | None = None
     a_ms: float = 0.0
     h0_ms: float = 0.0
     h_ms: float = 0.0
@@ -72,6 +80,10 @@ class StepModel(msgspec.Struct, frozen=True, kw_only=True):
             return _interpolate(self.linear, tokens)
         return max(self.w_ms + self.u_ms * tokens, self.g0_ms + self.g_ms * tokens)
 
+    def fixed_ms(self, tokens: int) -> float:
+        """What a step of that many tokens costs whatever is in it."""
+        return self.t0_ms + (self.te_ms if 0 < self.graph_tokens < tokens else 0.0)
+
     def step_ns(self, load: Load) -> float:
         """Duration of a step, in ns; 0 for a step without tokens."""
         return self.duration_ns(load.tokens, load.decodes, load.context, load.area, load.samples)
@@ -80,23 +92,35 @@ class StepModel(msgspec.Struct, frozen=True, kw_only=True):
         """Duration of a step with this load, in ns; 0 without tokens."""
         if not tokens:
             return 0.0
-        total = self.t0_ms + self.linear_ms(tokens) + self.a_ms * area
+        total = self.fixed_ms(tokens) + self.linear_ms(tokens) + self.a_ms * area
         if decodes:
-            total += self.d0_ms + self.k_ms * context
+            base, per_token = self.decode_attention_ms(mixed=tokens > decodes)
+            total += base + per_token * context
         if samples:
             total += self.h0_ms + self.h_ms * samples
         return total * NS_PER_MS
 
-    def split_ms(self, tokens: int, decodes: int, samples: int) -> tuple[float, float, float]:
-        """How a step's time falls on its rows: per token, per decode row, per sampling row (ms), attention apart.
+    def decode_attention_ms(self, *, mixed: bool) -> tuple[float, float]:
+        """Base and time per token of context; `mixed`: in a step that also prefills."""
+        if not mixed:
+            return self.d0_ms, self.k_ms
+        return (
+            self.d0_ms if self.dm_ms is None else self.dm_ms,
+            self.k_ms if self.km_ms is None else self.km_ms,
+        )
 
-        The parts that belong to the step as a whole (fixed cost, linear layers, bases) are split evenly over the rows
-        that cause them, so that the parts of all rows add up to the step's time.
+    def split_ms(self, tokens: int, decodes: int, samples: int) -> tuple[float, float, float, float]:
+        """How a step's time falls on its rows: per token, per decode row and its context token, per sampling row (ms).
+
+        Prefill attention (a·area) comes on top. The parts that belong to the step as a whole (fixed cost, linear
+        layers, bases) are split evenly over the rows that cause them, so that the parts of all rows add up to the
+        step's time.
         """
-        per_token = (self.t0_ms + self.linear_ms(tokens)) / tokens
-        per_decode = self.d0_ms / decodes if decodes else 0.0
+        per_token = (self.fixed_ms(tokens) + self.linear_ms(tokens)) / tokens
+        base, per_context = self.decode_attention_ms(mixed=tokens > decodes)
+        per_decode = base / decodes if decodes else 0.0
         per_sample = self.h_ms + self.h0_ms / samples if samples else 0.0
-        return per_token, per_decode, per_sample
+        return per_token, per_decode, per_context, per_sample
 
     def alone_ns(self, prompt_tokens: int, budget: int, cached_tokens: int = 0) -> float:
         """Time to the first token of a request that has the engine to itself, in ns."""
@@ -121,7 +145,8 @@ class PicoClock:
 
     def __init__(self, model: StepModel) -> None:
         self.model = model
-        self.context_ps = round(model.k_ms * PS_PER_MS)
+        self.context_ps = round(model.k_ms * PS_PER_MS)  # of a step that only decodes
+        self._mixed_context_ps = round(model.decode_attention_ms(mixed=True)[1] * PS_PER_MS)
         self._area_ps = model.a_ms * PS_PER_MS
         self._decoding: list[int] = []
 
@@ -134,9 +159,10 @@ class PicoClock:
 
     def duration_ps(self, tokens: int, decodes: int, context: int, area: float, samples: int) -> int:
         """A step with this load; 0 without tokens."""
-        if tokens == decodes == samples:
+        if tokens == decodes:
             return self.decode_ps(decodes) + self.context_ps * context
-        return self._fixed_ps(tokens, decodes, samples) + self.context_ps * context + round(self._area_ps * area)
+        attention = self._mixed_context_ps * context + round(self._area_ps * area)
+        return self._fixed_ps(tokens, decodes, samples) + attention
 
     def decoding_ps(self, rows: int, context: int, steps: int) -> int:
         """`steps` steps of `rows` decodes with `context` tokens of context in the first; each row grows by one."""

@@ -256,12 +256,12 @@ class Truth:
 
 def row_weights(model: StepModel, step: Step) -> list[float]:
     """What each row of a step takes of its time, in ms, in the order of `step.scheduled`; together, all of it."""
-    per_token, per_decode, per_sample = model.split_ms(step.tokens, step.decodes, step.samples)
+    per_token, per_decode, per_context, per_sample = model.split_ms(step.tokens, step.decodes, step.samples)
     weights = []
     for row in step.scheduled:
         weight = per_token * row.tokens + per_sample * row.samples
         if row.tokens == 1 and row.computed >= row.request.prompt_tokens:
-            weight += per_decode + model.k_ms * (row.computed + 1)
+            weight += per_decode + per_context * (row.computed + 1)
         else:
             weight += model.a_ms * row.tokens * (row.computed + row.tokens / 2)
         weights.append(weight)
