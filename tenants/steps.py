@@ -28,6 +28,7 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 SPLIT_SHARE = 0.25  # a gap of this share of the typical gap between a stream's chunks separates two steps
+NOISE_SHARE = 0.1  # a step without a first chunk that is longer by less than this holds no prefill
 PURE_SHARE = 1.15  # a step this much longer than its neighbours of the same size is not taken for pure decoding
 
 
@@ -185,6 +186,49 @@ def _starts(view: Seen, end: Ints) -> Ints:
     return start
 
 
+class Emitting(NamedTuple):
+    """Steps before anything is known of prefill costs; arrays are (steps,)."""
+
+    start_ns: Ints
+    end_ns: Ints
+    count: Ints  # decoding rows
+    firsts: Ints  # first chunks that end it
+    first_request: Ints  # one of the requests whose first chunk ends it, -1 for none
+    spare_ns: Floats  # time beyond what its decoding rows explain
+    fixed_ns: float  # what a step takes however few rows it has
+
+
+def emitting_steps(view: Seen) -> Emitting:
+    """What the chunks alone tell of the steps."""
+    rows = _emitting(view)
+    duration, spare, cost = _spare(rows)
+    number = len(duration)
+    first_request = np.full(number, -1, dtype=np.int64)
+    first_request[rows.step[rows.is_first]] = rows.request[rows.is_first]
+    return Emitting(
+        start_ns=rows.start_ns,
+        end_ns=rows.end_ns,
+        count=rows.count,
+        firsts=np.bincount(rows.step[rows.is_first], minlength=number),
+        first_request=first_request,
+        spare_ns=spare,
+        fixed_ns=cost[0],
+    )
+
+
+def _spare(rows: _Rows) -> tuple[Floats, Floats, tuple[float, float, float]]:
+    """Duration of each step, what of it decoding does not explain, and the cost of decoding."""
+    number = len(rows.end_ns)
+    duration = (rows.end_ns - rows.start_ns).astype(np.float64)
+    has_first = np.bincount(rows.step[rows.is_first], minlength=number) > 0
+    cost = _decode_cost(duration, rows, has_first)
+    base, per_row, per_context = cost
+    decode = np.where(rows.count > 0, base + per_row * rows.count + per_context * rows.context_sum, 0.0)
+    spare = np.maximum(duration - np.minimum(decode, duration), 0.0)
+    spare[(rows.count > 0) & ~has_first & (spare < NOISE_SHARE * decode)] = 0.0
+    return duration, spare, cost
+
+
 def steps(view: Seen, alone_ns: Floats) -> Steps:
     """The steps of a run and each request's work in them.
 
@@ -193,15 +237,8 @@ def steps(view: Seen, alone_ns: Floats) -> Steps:
         alone_ns: (requests,) time to the first token of each request with the engine to itself.
     """
     rows = _emitting(view)
-    number = len(rows.end_ns)
-    duration = (rows.end_ns - rows.start_ns).astype(np.float64)
-    has_first = np.bincount(rows.step[rows.is_first], minlength=number) > 0
-    base, per_row, per_context = _decode_cost(duration, rows, has_first)
-    decode = np.where(rows.count > 0, base + per_row * rows.count + per_context * rows.context_sum, 0.0)
-    spare = np.maximum(duration - np.minimum(decode, duration), 0.0)
-    spare[(rows.count > 0) & ~has_first & (spare < 0.1 * decode)] = 0.0  # noise, not prefill
-    step, request, work = _place_prefill(view, rows, spare, alone_ns, duration)
-    return _shared_out(rows, duration, (base, per_row, per_context), (step, request, work))
+    duration, spare, cost = _spare(rows)
+    return _shared_out(rows, duration, cost, _place_prefill(view, rows, spare, alone_ns))
 
 
 def _decode_cost(duration: Floats, rows: _Rows, has_first: npt.NDArray[np.bool_]) -> tuple[float, float, float]:
@@ -225,9 +262,7 @@ def _decode_cost(duration: Floats, rows: _Rows, has_first: npt.NDArray[np.bool_]
     return float(base), float(per_row), float(per_context)
 
 
-def _place_prefill(
-    view: Seen, rows: _Rows, spare: Floats, alone_ns: Floats, duration: Floats
-) -> tuple[Ints, Ints, Floats]:
+def _place_prefill(view: Seen, rows: _Rows, spare: Floats, alone_ns: Floats) -> tuple[Ints, Ints, Floats]:
     """Where each request's prefill ran: from its first chunk's step back, through what steps have to spare."""
     finished = np.flatnonzero(rows.is_first)
     finished = finished[np.argsort(rows.step[finished], kind="stable")]
@@ -247,7 +282,6 @@ def _place_prefill(
                 left[at] -= taken
                 need -= taken
             at -= 1
-    del duration
     if not found:
         return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), np.zeros(0)
     step_, request_, work_ = zip(*found, strict=True)

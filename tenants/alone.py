@@ -1,0 +1,114 @@
+"""What a request takes alone: time to its first token with the engine to itself, by prompt length.
+
+    S(L) = c0 + c1·L + c2·L²        ns; L = prompt tokens not taken from a cache, all coefficients ≥ 0
+
+c0 is a step's fixed cost, c1 the linear layers, c2 attention. Learnt from two kinds of moments of a run, which may be the
+`alone` arm of an experiment or a run under load:
+
+- idle: nothing else was in flight from when the request was sent to its first token; its TTFT is a point.
+- episode: a stretch of steps that hold prefill, with one first token, at its end. What the steps took beyond decoding,
+  plus a step's fixed cost for each of them, is what that prompt would have taken alone. Episodes occur at any load.
+
+The fit is by iteratively reweighted least squares (Huber's weights), so that single odd moments have no say.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tenants.steps import Floats, Ints, Seen, emitting_steps
+
+HUBER = 1.345  # tuning constant in units of the scale estimate, Huber 1981: 95 % efficiency for normal errors
+FEWEST = 5
+
+
+class Alone(NamedTuple):
+    """S(L) with where it comes from."""
+
+    c0_ns: float
+    c1_ns: float
+    c2_ns: float
+    idle: int  # points of each kind that it rests on
+    episodes: int
+
+    def ns(self, tokens: npt.ArrayLike) -> Floats:
+        """Time to the first token of prompts of these lengths, ns."""
+        length = np.asarray(tokens, dtype=np.float64)
+        return self.c0_ns + self.c1_ns * length + self.c2_ns * length**2
+
+
+def learn(view: Seen) -> Alone | None:
+    """S(L) from the idle moments and the prefill episodes of a run; None where there are too few of both."""
+    idle_tokens, idle_ns = idle_points(view)
+    episode_tokens, episode_ns = episode_points(view)
+    tokens = np.concatenate([idle_tokens, episode_tokens])
+    times = np.concatenate([idle_ns, episode_ns])
+    if len(tokens) < FEWEST:
+        return None
+    c0, c1, c2 = _fit(tokens, times)
+    return Alone(c0, c1, c2, idle=len(idle_tokens), episodes=len(episode_tokens))
+
+
+def idle_points(view: Seen) -> tuple[Floats, Floats]:
+    """(tokens, ns) of requests that had the engine to themselves until their first token."""
+    sent = np.flatnonzero(view.sent_ns >= 0)
+    order = sent[np.argsort(view.sent_ns[sent], kind="stable")]
+    start, first, end = view.sent_ns[order], view.first_ns[order], view.end_ns[order]
+    busy_until = np.concatenate([[np.int64(-1)], np.maximum.accumulate(end)[:-1]])
+    following = np.append(start[1:], np.iinfo(np.int64).max)
+    alone = (first >= 0) & (busy_until < start) & (following > first)
+    return (
+        view.input_tokens[order][alone].astype(np.float64),
+        (first - start)[alone].astype(np.float64),
+    )
+
+
+def episode_points(view: Seen) -> tuple[Floats, Floats]:
+    """(tokens, ns) of prefills that ran beside decoding streams, one at a time."""
+    view_steps = emitting_steps(view)
+    spare, firsts, fixed = view_steps.spare_ns, view_steps.firsts, view_steps.fixed_ns
+    holds = (spare > 0) | (firsts > 0)
+    tokens, times = [], []
+    begin = 0
+    for step in range(len(spare)):
+        if not holds[step] or view_steps.count[step] == 0:
+            begin = step + 1
+            continue
+        if firsts[step] == 0:
+            continue
+        if firsts[step] == 1 and not firsts[begin:step].any():
+            request = int(view_steps.first_request[step])
+            # only where its own wait covers the stretch: it was there before the stretch began
+            if view.sent_ns[request] <= view_steps.start_ns[begin] and begin > 0:
+                tokens.append(float(view.input_tokens[request]))
+                times.append(float(spare[begin : step + 1].sum() + fixed * (step + 1 - begin)))
+        # a step that ends one prefill may begin the next: what follows directly is no clean episode
+        begin = step + 1
+        while begin < len(spare) and holds[begin] and view_steps.count[begin] > 0:
+            holds[begin] = False if firsts[begin] == 0 else holds[begin]
+            if holds[begin]:
+                break
+            begin += 1
+    return np.array(tokens), np.array(times)
+
+
+def _fit(tokens: Floats, times: Floats) -> tuple[float, float, float]:
+    from scipy.optimize import nnls
+
+    scale = max(float(tokens.max()), 1.0)
+    design = np.stack([np.ones_like(tokens), tokens / scale, (tokens / scale) ** 2], axis=1)
+    weight = np.ones_like(times)
+    found = np.zeros(3)
+    for _ in range(20):
+        root = np.sqrt(weight)
+        found, _ = nnls(design * root[:, None], times * root)
+        residual = np.abs(times - design @ found)
+        spread = max(float(np.median(residual)) / 0.6745, 1.0)  # 0.6745: MAD of a standard normal
+        weight = np.minimum(1.0, HUBER * spread / np.maximum(residual, 1.0))
+    return float(found[0]), float(found[1] / scale), float(found[2] / scale**2)
+
+
+__all__ = ["Alone", "Ints", "episode_points", "idle_points", "learn"]
