@@ -2,12 +2,13 @@
 
     S(L) = c0 + c1·L + c2·L²        ns; L = prompt tokens not taken from a cache, all coefficients ≥ 0
 
-c0 is a step's fixed cost, c1 the linear layers, c2 attention. Learnt from two kinds of moments of a run, which may be the
-`alone` arm of an experiment or a run under load:
+c0 is a step's fixed cost, c1 the linear layers, c2 attention. Learnt from two kinds of moments of a run, which may be
+the `alone` arm of an experiment or a run under load:
 
 - idle: nothing else was in flight from when the request was sent to its first token; its TTFT is a point.
-- episode: a stretch of steps that hold prefill, with one first token, at its end. What the steps took beyond decoding,
-  plus a step's fixed cost for each of them, is what that prompt would have taken alone. Episodes occur at any load.
+- episode: a stretch of steps that hold prefill, with one first token, at its end. What the steps took beyond
+  decoding, plus a step's fixed cost for each of them, is what that prompt would have taken alone. They occur at any
+  load.
 
 The fit is by iteratively reweighted least squares (Huber's weights), so that single odd moments have no say.
 """
@@ -19,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tenants.steps import Floats, Ints, Seen, emitting_steps
+from tenants.steps import Floats, Seen, emitting_steps
 
 HUBER = 1.345  # tuning constant in units of the scale estimate, Huber 1981: 95 % efficiency for normal errors
 FEWEST = 5
@@ -67,32 +68,29 @@ def idle_points(view: Seen) -> tuple[Floats, Floats]:
 
 
 def episode_points(view: Seen) -> tuple[Floats, Floats]:
-    """(tokens, ns) of prefills that ran beside decoding streams, one at a time."""
-    view_steps = emitting_steps(view)
-    spare, firsts, fixed = view_steps.spare_ns, view_steps.firsts, view_steps.fixed_ns
-    holds = (spare > 0) | (firsts > 0)
-    tokens, times = [], []
-    begin = 0
-    for step in range(len(spare)):
-        if not holds[step] or view_steps.count[step] == 0:
-            begin = step + 1
-            continue
-        if firsts[step] == 0:
-            continue
-        if firsts[step] == 1 and not firsts[begin:step].any():
-            request = int(view_steps.first_request[step])
-            # only where its own wait covers the stretch: it was there before the stretch began
-            if view.sent_ns[request] <= view_steps.start_ns[begin] and begin > 0:
-                tokens.append(float(view.input_tokens[request]))
-                times.append(float(spare[begin : step + 1].sum() + fixed * (step + 1 - begin)))
-        # a step that ends one prefill may begin the next: what follows directly is no clean episode
-        begin = step + 1
-        while begin < len(spare) and holds[begin] and view_steps.count[begin] > 0:
-            holds[begin] = False if firsts[begin] == 0 else holds[begin]
-            if holds[begin]:
-                break
-            begin += 1
-    return np.array(tokens), np.array(times)
+    """(tokens, ns) of prefills that ran beside decoding streams, one at a time.
+
+    Each stretch of neighbouring steps that hold prefill gives at most one: from its begin to its first first token, which
+    must be the only one of its step and of a request that was there when the stretch began.
+    """
+    found = emitting_steps(view)
+    holds = ((found.spare_ns > 0) | (found.firsts > 0)) & (found.count > 0)
+    begins = np.flatnonzero(holds & ~np.concatenate([[True], holds[:-1]]))
+    ending = np.flatnonzero(found.firsts > 0)
+    at = np.searchsorted(ending, begins)
+    begins, at = begins[at < len(ending)], at[at < len(ending)]
+    ends = ending[at]
+    unbroken = np.cumsum(~holds)
+    request = found.first_request[ends]
+    clean = (
+        (unbroken[ends] == unbroken[begins])
+        & (found.firsts[ends] == 1)
+        & (view.sent_ns[request] <= found.start_ns[begins])
+    )
+    begins, ends, request = begins[clean], ends[clean], request[clean]
+    spare = np.concatenate([[0.0], np.cumsum(found.spare_ns)])
+    times = spare[ends + 1] - spare[begins] + found.fixed_ns * (ends + 1 - begins)
+    return view.input_tokens[request].astype(np.float64), times
 
 
 def _fit(tokens: Floats, times: Floats) -> tuple[float, float, float]:
@@ -109,6 +107,3 @@ def _fit(tokens: Floats, times: Floats) -> tuple[float, float, float]:
         spread = max(float(np.median(residual)) / 0.6745, 1.0)  # 0.6745: MAD of a standard normal
         weight = np.minimum(1.0, HUBER * spread / np.maximum(residual, 1.0))
     return float(found[0]), float(found[1] / scale), float(found[2] / scale**2)
-
-
-__all__ = ["Alone", "Ints", "episode_points", "idle_points", "learn"]

@@ -1,15 +1,15 @@
 """The engine's steps, seen from outside.
 
 An engine that batches continuously gives every decoding stream one token at the end of each step. So the chunks of all
-streams, laid on one time axis, fall into clusters, and each cluster is the end of a step: who emitted in it was decoding,
-who emitted its first chunk had just finished its prefill. A step that takes longer than decoding alone explains holds
-prefill work, of requests that were sent and had no token yet.
+streams, laid on one time axis, fall into clusters, and each cluster is the end of a step: who emitted in it was
+decoding, who emitted its first chunk had just finished its prefill. A step that takes longer than decoding alone
+explains holds prefill work, of requests that were sent and had no token yet.
 
-    step k:   from e(k−1) (or, after an idle engine, from the moment a request was sent) to e(k), the cluster's first chunk
-    decoding: dur ≈ a + b·n + κ·C     n rows, C = their context lengths summed; least squares over steps without prefill
-    prefill:  x(k) = dur(k) − (a + b·n + κ·C), what is left of a step for prefill. A request whose first chunk ends step k
-              needs the time S(its length) − S(0) of prefill; it takes that from x(k), then from the steps before, back to
-              when it was sent. Prefills end in the order of their first tokens, so earlier ones take first.
+    step k:   from e(k-1), or, after an idle engine, from when a request was sent, to e(k), the cluster's first chunk
+    decoding: dur ≈ a + b·n + κ·C    n rows, C = their context lengths summed; least squares over steps without prefill
+    prefill:  x(k) = dur(k) - (a + b·n + κ·C), what is left of a step for prefill. A request whose first chunk ends
+              step k needs the time S(its length) of prefill; it takes that from x(k), then from the steps before, back
+              to when it was sent. Prefills end in the order of their first tokens, so earlier ones take first.
 
 Assumed: one engine; a chunk reaches us within a fraction of a step after its step; all traffic of the engine is ours.
 Where a server merges tokens into fewer chunks, or chunk times were not kept, chunks are spread evenly between a
@@ -60,7 +60,7 @@ class Steps(NamedTuple):
 
 
 def seen(outcomes: pa.Table) -> Seen:
-    """The columns of outcomes that the estimator may look at, as arrays. Rows that were never sent have `sent_ns` -1."""
+    """The columns of outcomes that the estimator may look at, as arrays; rows never sent have `sent_ns` -1."""
     rows = outcomes.num_rows
 
     def column(name: str) -> Ints:
@@ -150,7 +150,6 @@ def _emitting(view: Seen) -> _Rows:
     end = np.full(number, np.iinfo(np.int64).max)
     np.minimum.at(end, step, times)
     position = np.zeros(len(order), dtype=np.int64)
-    position[np.argsort(order[np.lexsort((times, owners))], kind="stable")] = 0
     by_stream = np.lexsort((times, owners))
     starts = np.flatnonzero(np.diff(owners[by_stream], prepend=-1) != 0)
     lengths = np.diff(np.append(starts, len(by_stream)))
