@@ -70,11 +70,11 @@ def idle_points(view: Seen) -> tuple[Floats, Floats]:
 def episode_points(view: Seen) -> tuple[Floats, Floats]:
     """(tokens, ns) of prefills that ran beside decoding streams, one at a time.
 
-    Each stretch of neighbouring steps that hold prefill gives at most one: from its begin to its first first token, which
-    must be the only one of its step and of a request that was there when the stretch began.
+    Each stretch of neighbouring steps that hold prefill gives at most one: from its begin to its first first token,
+    which must be the only one of its step and of a request that was there when the stretch began.
     """
     found = emitting_steps(view)
-    holds = ((found.spare_ns > 0) | (found.firsts > 0)) & (found.count > 0)
+    holds = ((found.spare_ns > 0) | (found.firsts > 0)) & (found.decoding > 0)
     begins = np.flatnonzero(holds & ~np.concatenate([[True], holds[:-1]]))
     ending = np.flatnonzero(found.firsts > 0)
     at = np.searchsorted(ending, begins)

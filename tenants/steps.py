@@ -139,7 +139,7 @@ class _Rows(NamedTuple):
     request: Ints
     is_first: npt.NDArray[np.bool_]
     context: Floats
-    count: Ints  # decoding rows of each step
+    decoding: Ints  # decoding rows of each step
     context_sum: Floats
 
 
@@ -164,7 +164,7 @@ def _emitting(view: Seen) -> _Rows:
         request=owners,
         is_first=is_first,
         context=context,
-        count=np.bincount(step[decoding], minlength=number),
+        decoding=np.bincount(step[decoding], minlength=number),
         context_sum=np.bincount(step[decoding], weights=context[decoding], minlength=number),
     )
 
@@ -190,7 +190,7 @@ class Emitting(NamedTuple):
 
     start_ns: Ints
     end_ns: Ints
-    count: Ints  # decoding rows
+    decoding: Ints  # rows that decode
     firsts: Ints  # first chunks that end it
     first_request: Ints  # one of the requests whose first chunk ends it, -1 for none
     spare_ns: Floats  # time beyond what its decoding rows explain
@@ -207,7 +207,7 @@ def emitting_steps(view: Seen) -> Emitting:
     return Emitting(
         start_ns=rows.start_ns,
         end_ns=rows.end_ns,
-        count=rows.count,
+        decoding=rows.decoding,
         firsts=np.bincount(rows.step[rows.is_first], minlength=number),
         first_request=first_request,
         spare_ns=spare,
@@ -222,9 +222,9 @@ def _spare(rows: _Rows) -> tuple[Floats, Floats, tuple[float, float, float]]:
     has_first = np.bincount(rows.step[rows.is_first], minlength=number) > 0
     cost = _decode_cost(duration, rows, has_first)
     base, per_row, per_context = cost
-    decode = np.where(rows.count > 0, base + per_row * rows.count + per_context * rows.context_sum, 0.0)
+    decode = np.where(rows.decoding > 0, base + per_row * rows.decoding + per_context * rows.context_sum, 0.0)
     spare = np.maximum(duration - np.minimum(decode, duration), 0.0)
-    spare[(rows.count > 0) & ~has_first & (spare < NOISE_SHARE * decode)] = 0.0
+    spare[(rows.decoding > 0) & ~has_first & (spare < NOISE_SHARE * decode)] = 0.0
     return duration, spare, cost
 
 
@@ -242,17 +242,17 @@ def steps(view: Seen, alone_ns: Floats) -> Steps:
 
 def _decode_cost(duration: Floats, rows: _Rows, has_first: npt.NDArray[np.bool_]) -> tuple[float, float, float]:
     """`a + b·n + κ·C` of a step without prefill, in ns: least squares over steps that look like it, none below 0."""
-    usable = (rows.count > 0) & ~has_first & (duration > 0)
+    usable = (rows.decoding > 0) & ~has_first & (duration > 0)
     usable[:1] = False
     if not usable.any():
-        usable = rows.count > 0
+        usable = rows.decoding > 0
     if not usable.any():
         return 0.0, 0.0, 0.0
-    for count in np.unique(rows.count[usable]):
-        same = usable & (rows.count == count)
+    for count in np.unique(rows.decoding[usable]):
+        same = usable & (rows.decoding == count)
         low = float(np.quantile(duration[same], 0.25))
         usable &= ~(same & (duration > PURE_SHARE * low))
-    design = np.stack([np.ones(int(usable.sum())), rows.count[usable], rows.context_sum[usable]], axis=1)
+    design = np.stack([np.ones(int(usable.sum())), rows.decoding[usable], rows.context_sum[usable]], axis=1)
     from scipy.optimize import nnls
 
     scale = np.maximum(design.max(axis=0), 1.0)
@@ -323,7 +323,7 @@ def _shared_out(
     decoding = ~rows.is_first
     row_step = rows.step[decoding]
     # with prefill in the step its fixed cost belongs to the tokens, nearly all of them the prefill's
-    fixed = np.where(placed > 0, 0.0, base)[row_step] / np.maximum(rows.count[row_step], 1)
+    fixed = np.where(placed > 0, 0.0, base)[row_step] / np.maximum(rows.decoding[row_step], 1)
     weight = fixed + per_row + per_context * rows.context[decoding]
     all_step = np.concatenate([row_step, step])
     all_weight = np.concatenate([weight, work])
