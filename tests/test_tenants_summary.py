@@ -21,8 +21,8 @@ MS = 1_000_000
 
 def run(rows, **more):
     """An outcome table from rows; times in ms, what a row leaves out is a prompt answer to a request sent when due."""
-    names = {name for row in rows for name in row} | {"arrival_ns", "outcome", "due_ns", "released_ns", "sent_ns"}
-    columns = {name: [] for name in sorted(names | {"tenant", "first_token_ns", "last_token_ns", "end_ns"})}
+    names = {name for row in rows for name in row} | set(answer(0))
+    columns = {name: [] for name in sorted(names)}
     for number, row in enumerate(rows):
         filled = answer(number) | row
         for name, values in columns.items():
