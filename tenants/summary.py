@@ -115,8 +115,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def invalid_reasons(self) -> list[str]:
         """Why the run says nothing about the server, `interrupted` aside; empty when it is valid."""
-        of_rules = tuple(f"{result.rule}: " for result in self.rules)
-        return [reason for reason in self.reasons if reason != "interrupted" and not reason.startswith(of_rules)]
+        return [] if self.valid else [reason for reason in self.reasons if reason != "interrupted"]
 
     @property
     def rules(self) -> tuple[RuleResult, ...]:
@@ -161,6 +160,9 @@ def summarise(
     common = _common(run)
     lateness = _lateness(rows, max_lateness_ms, judged)
     invalid = _reasons_invalid(lateness, interrupted=interrupted, invalid=invalid)
+    if invalid:
+        parts = {name: msgspec.structs.replace(part, sla=_void(part.sla)) for name, part in parts.items()}
+        common = _void(common)
     results = [*(result for part in parts.values() for result in part.sla), *common]
     verdict = sla.INVALID if invalid else sla.worst(result.verdict for result in results)
     counts = _counts(rows.outcome)
@@ -168,7 +170,7 @@ def summarise(
         **counts,
         warmup=outcomes.num_rows - len(rows.at),
         valid=not invalid,
-        reasons=(*invalid, *(_reason(result) for result in results if result.verdict != sla.PASS)),
+        reasons=tuple(invalid or (_reason(result) for result in results if result.verdict != sla.PASS)),
         warnings=tuple(dict.fromkeys([*warnings, *cautions(outcomes, rows, run.rules)])),
         digest=digest,
         closed_loop=rows.closed_loop,
@@ -412,6 +414,13 @@ def _reasons_invalid(lateness: Lateness, *, interrupted: bool, invalid: Sequence
             "(the sender was late, so the run says nothing about the server)"
         )
     return [*reasons, *invalid]
+
+
+def _void(results: tuple[RuleResult, ...]) -> tuple[RuleResult, ...]:
+    """The results of a run that is not valid: what was measured stays, no rule is judged by it."""
+    return tuple(
+        msgspec.structs.replace(result, verdict=sla.INCONCLUSIVE, samples_to_settle=None) for result in results
+    )
 
 
 def _reason(result: RuleResult) -> str:

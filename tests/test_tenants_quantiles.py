@@ -31,6 +31,11 @@ def test_a_quantile_equals_numpys_inverted_cdf(q):
     assert quantiles.quantile(values, q) == np.quantile(values, q, method="inverted_cdf")
 
 
+def test_a_rank_that_is_whole_on_paper_is_not_rounded_up():
+    assert 100 * 0.07 > 7
+    assert quantiles.quantile(np.arange(1.0, 101.0), 0.07) == 7
+
+
 def test_k01_no_percentile_exceeds_the_maximum():
     values = np.random.default_rng(2).pareto(1.1, 1000)
     assert max(quantiles.quantile(values, q) for q in (0.5, 0.99, 0.9999, 1.0)) == values.max()

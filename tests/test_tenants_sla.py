@@ -83,6 +83,7 @@ def test_a_rule_about_an_unknown_tenant_names_those_there_are():
         (30, 0, 0.99, "inconclusive"),
         (0, 0, 0.95, "inconclusive"),
         (100, 5, 0.95, "inconclusive"),
+        (100, 8, 0.95, "inconclusive"),
         (100, 11, 0.95, "fail"),
         (10, 10, 0.95, "fail"),
         (1000, 30, 0.95, "pass"),

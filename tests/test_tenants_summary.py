@@ -149,6 +149,16 @@ def test_a09_chunks_of_several_tokens_are_never_called_itl():
     assert (found.inter_chunk_ms.p50, found.inter_chunk_ms.n) == (60, 3)
 
 
+def test_one_answer_with_fuller_chunks_makes_it_inter_chunk_latency_for_its_tenant():
+    single = {"chunk_ns": [0.0, 10.0, 20.0], "output_tokens": 3}
+    told = {"chunk_ns": [0.0, 10.0], "chunk_tokens": [1, 1], "output_tokens": 9}
+    fuller = {"chunk_ns": [0.0, 30.0], "output_tokens": 9}
+    assert risk([single, told]).itl_ms.n == 3
+    mixed = risk([single, fuller])
+    assert mixed.itl_ms is None
+    assert mixed.inter_chunk_ms.n == 3
+
+
 def test_gaps_do_not_cross_from_one_answer_to_the_next_or_to_another_tenant():
     rows = [
         {"chunk_ns": [0.0, 10.0], "output_tokens": 2},
@@ -219,8 +229,8 @@ def test_unsent_requests_miss_their_sla_unless_the_run_was_interrupted():
     ended = summarise(rows, "risk: ttft_p95 < 800ms")
     assert (ended.unsent, ended.verdict, ended.tenants["risk"].ttft_ms.n) == (40, "fail", 100)
     stopped = summarise(rows, "risk: ttft_p95 < 800ms", interrupted=True)
-    assert stopped.tenants["risk"].sla[0].verdict == "pass"
-    assert (stopped.verdict, stopped.valid, stopped.reasons[0]) == ("invalid", False, "interrupted")
+    assert (stopped.tenants["risk"].ttft_ms.n, stopped.tenants["risk"].sla[0].violations) == (60, 0)
+    assert (stopped.verdict, stopped.valid, stopped.reasons) == ("invalid", False, ("interrupted",))
     assert outcome.exit_code(stopped) == 130
 
 
@@ -304,9 +314,12 @@ def test_one_late_request_in_a_thousand_is_no_reason():
     assert summary.lateness_ms.max == 500
 
 
-def test_invalid_beats_fail():
+def test_invalid_beats_fail_and_no_rule_is_judged_by_a_run_that_is_not_valid():
     rows = [{"due_ns": 0, "released_ns": 0, "sent_ns": 900}] * 100
-    assert summarise(rows, "risk: ttft_p95 < 1ms").verdict == "invalid"
+    summary = summarise(rows, "risk: ttft_p95 < 1ms", "risk: e2e_p95 < 9s")
+    assert summary.verdict == "invalid"
+    assert {(result.verdict, result.samples_to_settle) for result in summary.rules} == {("inconclusive", None)}
+    assert [result.violations for result in summary.tenants["risk"].sla] == [100, 0]
 
 
 def test_a_closed_loop_counts_from_sent_and_has_no_lateness():

@@ -20,6 +20,7 @@ from tenants.measures import FAILED, Floats, Rows
 from tenants.summary import Summary
 
 COLOURS = ("#3a87dd", "#e07b39", "#2ca58d", "#b5579f", "#9a8a2c", "#7a6ff0", "#c4567a", "#5b8c5a")
+FEW_POINTS = 500
 MOST_POINTS = 4_000  # drawn of one tenant
 CURVE_POINTS = 400  # of a distribution
 GRID = 300  # points of a line over time
@@ -84,7 +85,7 @@ def distributions(runs: Sequence[tuple[str, Rows, Summary]], metric: str, headin
         for number, (label, values, dash) in enumerate(curves):
             x, y = _ecdf(values)
             colour = COLOURS[(names.index(name) if alone else number) % len(COLOURS)]
-            panels.line(x, y, label, colour, dash=dash, group="" if alone else label, legend=not alone)
+            panels.line(x, y, label, colour, dash=dash, group="" if alone else label, legend=not alone, step=True)
         for limit in limits:
             panels.vertical(limit, f"limit {figures.digits(limit)} ms")
         panels.x_range(end)
@@ -149,7 +150,7 @@ def _waits(panels: Panels, rows: Rows, summary: Summary, name: str, colour: str)
             y=_rounded(values[seen][kept]),
             name=name,
             legendgroup=name,
-            marker={"color": colour, "size": 4, "opacity": 0.55},
+            marker={"color": colour, "size": 4 if len(kept) > FEW_POINTS else 6, "opacity": 0.55},
             hovertemplate=f"{name} %{{y:,.0f}} ms at %{{x:.1f}} s<extra></extra>",
         )
     )

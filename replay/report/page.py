@@ -160,7 +160,7 @@ def _trust(summary: Summary) -> list[str]:
     if summary.warmup:
         items.append(f"{summary.warmup:,} requests of the warm-up are left out")
     items += summary.warnings
-    reasons = [reason for reason in summary.reasons if not summary.valid]
+    reasons = [] if summary.valid else summary.reasons
     listed = "".join(f"<li>{_safe(item)}</li>" for item in [*reasons, *items])
     return _section("Can this run be trusted?", "", f"<ul>{listed}</ul>")
 
@@ -200,8 +200,8 @@ def _times(summary: Summary) -> str:
         ("TTFT from sent", lambda part: part.ttft_sent_ms),
         ("first visible token", lambda part: part.ttft_visible_ms if part.ttft_visible_ms != part.ttft_ms else None),
         ("TPOT", lambda part: part.tpot_ms),
-        ("ITL", lambda part: part.itl_ms),
-        ("inter-chunk latency", lambda part: part.inter_chunk_ms),
+        ("ITL, each gap", lambda part: part.itl_ms),
+        ("inter-chunk latency, each gap", lambda part: part.inter_chunk_ms),
         ("E2E", lambda part: part.e2e_ms),
         ("held by a cap", lambda part: part.held_ms),
         ("connecting", lambda part: part.connect_ms),

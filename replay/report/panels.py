@@ -52,11 +52,14 @@ class Panels:
         group: str = "",
         fill: bool = False,
         legend: bool = True,
+        step: bool = False,
     ) -> None:
         """A line; of one group the legend shows the first."""
         trace = self.trace(
             type="scatter", mode="lines", x=x, y=y, name=name, line={"color": colour, "width": 1.8, "dash": dash}
         )
+        if step:
+            trace["line"]["shape"] = "hv"
         if fill:
             trace |= {"fill": "tozeroy", "fillcolor": _clear(colour, 0.18)}
         if group:
