@@ -173,15 +173,15 @@ class LiveView:
         rule = self._followed()
         assert rule is not None
         head = f"{rule.tenant} TTFT P{rule.q * 100 if rule.q else 0:g}, {BIN_S} s bins  "
-        finite = [value for value in self.bins if math.isfinite(value)]
-        worst = max(range(len(self.bins)), key=lambda number: self.bins[number])
-        tail = f"  worst {_of_bin(self.bins[worst])} at {figures.clock(worst * BIN_S)}, limit {rule.limit_text}"
-        shown = self.bins[-max(8, width - len(head) - len(tail)) :]
-        top = max([*finite, rule.limit, 1e-9])
+        seen = [(value, number) for number, value in enumerate(self.bins) if not math.isnan(value)]
+        if not seen:
+            return Text(f"{head}no answers yet", "dim")
+        worst, number = max(seen)
+        tail = f"  worst {figures.digits(worst)} ms at {figures.clock(number * BIN_S)}, limit {rule.limit_text}"
+        top = max(rule.limit, *(value for value, _ in seen if math.isfinite(value)), 1e-9)
         text = Text(head)
-        for value in shown:
-            level = len(BARS) - 1 if math.isinf(value) else min(len(BARS) - 1, int(value / top * (len(BARS) - 0.01)))
-            text.append(BARS[level] if not math.isnan(value) else " ", "red" if value >= rule.limit else "green")
+        for value in self.bins[-max(8, width - len(head) - len(tail)) :]:
+            text.append(_bar(value / top), "red" if value >= rule.limit else "green")
         text.append(tail, "dim")
         return text
 
@@ -339,8 +339,11 @@ def _ms(counts: NDArray[np.int64], q: float) -> str:
     return figures.digits(percentile_ms(counts, q))
 
 
-def _of_bin(value: float) -> str:
-    return f"{figures.digits(value)} ms"
+def _bar(share: float) -> str:
+    """A bar as high as the share of the highest; a gap where there was no answer, full where requests failed."""
+    if math.isnan(share):
+        return " "
+    return BARS[-1] if math.isinf(share) else BARS[min(len(BARS) - 1, int(share * (len(BARS) - 0.01)))]
 
 
 def _cut(text: str, width: int) -> str:

@@ -95,6 +95,19 @@ def test_the_last_30_seconds_forget_what_came_before():
     assert now.n == 400
 
 
+def test_stretches_without_an_answer_are_gaps_and_failed_ones_full_bars():
+    run, (view, _) = Run(), viewer()
+    view.update(run.at(0))
+    view.update(run.at(6))
+    assert "no answers yet" in text_of(view, run.at(6), 100)
+    for second, ttft_ms in ((7, 100.0), (12, None), (17, math.inf), (22, 200.0), (27, None)):
+        if ttft_ms is not None:
+            run.answers(0, 30, ttft_ms)
+        view.update(run.at(second))
+    line = next(line for line in text_of(view, run.at(27), 100).splitlines() if "5 s bins" in line)
+    assert line.split("bins  ")[1] == " ▂█▄   worst ∞ ms at 0:10, limit 500ms"
+
+
 def test_time_left_comes_from_the_schedule():
     run, (view, _) = Run(), viewer()
     run.answers(0, 1, 100.0)
