@@ -18,7 +18,7 @@ def config(policy="fcfs", *, blocks=100, **more):
 
 
 def log_of(settings, asks, steps=30):
-    """Play asks (step, id, prompt, outputs, priority, more) and write one line a step, up to the last that does something."""
+    """Play asks (step, id, prompt, outputs, priority, more) and write one line for each step that does something."""
     scheduler = Scheduler(settings)
     in_flight, lines = [], []
     for number in range(steps):

@@ -49,6 +49,8 @@ class LeapReplica(StepReplica):
         self._state = bytearray(len(asked.inputs))
         self._base = array("q", [0]) * len(asked.inputs)  # a decode has D − base output tokens
         self._ordered = config.scheduling_policy != "fcfs"
+        self._budget, self._slots, self._size = config.token_budget, config.slots, config.block_size
+        self._watermark = int(config.watermark * config.num_gpu_blocks)
         self._reset()
 
     def _reset(self) -> None:
@@ -185,7 +187,7 @@ class LeapReplica(StepReplica):
     def _stretch(self, until_ps: int) -> bool:
         """Decode until the first end or the first decision at or after `until_ps`; False when blocks run out before."""
         rows, context, clock = self._decodes, self._context, self.clock
-        if rows > self.config.token_budget:
+        if rows > self._budget:
             return False
         ends = self._ends
         while self._state[ends[0][1]] != _DECODE:
@@ -220,7 +222,7 @@ class LeapReplica(StepReplica):
 
     def _blocks_for(self, steps: int) -> int:
         """Blocks that the decodes take in the next `steps` steps."""
-        size = self.config.block_size
+        size = self._size
         cycles, rest = divmod(steps, size)
         needed = cycles * self._decodes
         if rest:
@@ -252,7 +254,7 @@ class LeapReplica(StepReplica):
 
     def _drop_decode(self, index: int) -> None:
         """Free what a decode holds; it has computed all tokens but its latest."""
-        size = self.config.block_size
+        size = self._size
         prompt = self.asked.inputs[index]
         base = self._base[index]
         known = prompt + self.steps - base
@@ -271,10 +273,9 @@ class LeapReplica(StepReplica):
         Returns True when the step was taken or nobody could be admitted (`_blocked` says why), False for a case of
         the real scheduler.
         """
-        config, inputs = self.config, self.asked.inputs
-        size = config.block_size
+        inputs, size = self.asked.inputs, self._size
         rows = self._decodes
-        budget = config.token_budget - rows
+        budget = self._budget - rows
         free = self._free - self._residue[self.steps % size]
         if budget < 0 or free < 0:
             return False
@@ -332,26 +333,24 @@ class LeapReplica(StepReplica):
 
     def _admit(self, chunks: list[tuple[int, int, int]], budget: int, free: int, threshold: int) -> tuple[int, int]:
         """Admit from the head while it fits; why it ended (-1: nobody waits) and the free blocks left."""
-        config = self.config
-        size, slots = config.block_size, config.slots
+        config, inputs, running = self.config, self.asked.inputs, self._running
+        size, slots = self._size, self._slots
         while self._queued:
             index = self._head()
             if budget <= 0:
                 return _BUDGET, free
-            if len(self._running) >= slots:
+            if len(running) >= slots:
                 return _SEQS, free
-            prompt = self.asked.inputs[index]
-            tokens = prompt
+            prompt = tokens = inputs[index]
             if 0 < threshold < tokens:
                 tokens = threshold
             if tokens > budget:
                 if not config.enable_chunked_prefill:
                     return _CHUNK, free
                 tokens = budget
-            reserve = int(config.watermark * config.num_gpu_blocks) if self._running else 0
             held = -(-tokens // size)
-            whole = -(-min(prompt, config.max_model_len) // size) if config.scheduler_reserve_full_isl else held
-            if max(whole, held) + reserve > free:
+            needed = -(-prompt // size) if config.scheduler_reserve_full_isl else held
+            if needed + (self._watermark if running else 0) > free:
                 return _KV, free
             if isinstance(self._queue, deque):
                 self._queue.popleft()
@@ -361,7 +360,7 @@ class LeapReplica(StepReplica):
             free -= held
             budget -= tokens
             self._admissions += 1
-            self._running[index] = self._admissions
+            running[index] = self._admissions
             self._state[index] = _PREFILL
             self.ledger.admitted_ps[index] = self.now_ps
             self._leave_queue(index)
@@ -375,10 +374,11 @@ class LeapReplica(StepReplica):
         for index, computed, tokens in chunks:
             all_tokens += tokens
             area += tokens * (computed + tokens / 2)
-            samples += computed + tokens == inputs[index]
+            if computed + tokens == inputs[index]:
+                samples += 1
         duration = clock.duration_ps(all_tokens, rows, self._context, area, samples)
-        model = clock.model
-        per_token, per_decode, per_context, per_sample = model.split_ms(all_tokens, rows, samples)
+        per_token, per_decode, per_context, per_sample = clock.model.split_ms(all_tokens, rows, samples)
+        per_area, own = clock.model.a_ms, self.ledger.own_ps
         parts = [0.0] * len(self.served)
         self.timeline.add(self.steps, self.now_ps, duration, 0)
         self.steps += 1
@@ -388,11 +388,11 @@ class LeapReplica(StepReplica):
         if stop >= 0:
             self.waited[stop] += duration
         for index, computed, tokens in chunks:
-            part = per_token * tokens + model.a_ms * tokens * (computed + tokens / 2)
+            part = per_token * tokens + per_area * tokens * (computed + tokens / 2)
             if computed + tokens == inputs[index]:
                 part += per_sample
             parts[tenant_of[index]] += part
-            self.ledger.own_ps[index] += round(part * 1e9)
+            own[index] += round(part * 1e9)
         if len(parts) > 1:
             for tenant, count in enumerate(self._rows):
                 parts[tenant] += count * (per_token + per_decode + per_sample) + per_context * self._contexts[tenant]
@@ -422,7 +422,7 @@ class LeapReplica(StepReplica):
             ledger.served_ps[tenant][index] = total - before[tenant]
         prompt = asked.inputs[index]
         if asked.outputs[index] == 1:
-            self._free += -(-prompt // self.config.block_size)
+            self._free += -(-prompt // self._size)
             del self._running[index]
             self._finish(index)
             return
@@ -437,7 +437,7 @@ class LeapReplica(StepReplica):
         tenant = self.asked.tenant[index]
         self._rows[tenant] += 1
         self._contexts[tenant] += known
-        self._residue[(base + 1 - self.asked.inputs[index]) % self.config.block_size] += 1
+        self._residue[(base + 1 - self.asked.inputs[index]) % self._size] += 1
         heappush(self._ends, (base + self.asked.outputs[index], index))
         self._latest_decode = max(self._latest_decode, self._running[index])
 

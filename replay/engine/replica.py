@@ -241,7 +241,7 @@ class StepReplica:
 
     def _leave_queue(self, index: int) -> None:
         before = self._queued_at.pop(index, None)
-        if before is None:
+        if before is None or before == self.waited:
             return
         if self.ledger.first_ps[index] < 0:
             for cause, total in enumerate(self.waited):

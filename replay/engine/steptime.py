@@ -148,7 +148,9 @@ class PicoClock:
         self.context_ps = round(model.k_ms * PS_PER_MS)  # of a step that only decodes
         self._mixed_context_ps = round(model.decode_attention_ms(mixed=True)[1] * PS_PER_MS)
         self._area_ps = model.a_ms * PS_PER_MS
+        self._mixed_base_ms = model.decode_attention_ms(mixed=True)[0]
         self._decoding: list[int] = []
+        self._tokens_ms: dict[int, float] = {}
 
     def decode_ps(self, rows: int) -> int:
         """A step of that many decode rows and nothing else, their context left out."""
@@ -168,8 +170,23 @@ class PicoClock:
         """`steps` steps of `rows` decodes with `context` tokens of context in the first; each row grows by one."""
         return steps * self.decode_ps(rows) + self.context_ps * (context * steps + rows * (steps * (steps - 1) // 2))
 
+    def tokens_ms(self, tokens: int) -> float:
+        """Fixed cost and linear layers of a step of that many tokens, in ms."""
+        known = self._tokens_ms.get(tokens)
+        if known is None:
+            known = self._tokens_ms[tokens] = self.model.fixed_ms(tokens) + self.model.linear_ms(tokens)
+        return known
+
     def _fixed_ps(self, tokens: int, decodes: int, samples: int) -> int:
-        return round(self.model.duration_ns(tokens, decodes, 0, 0.0, samples) * 1000)
+        """All of a step but attention by context and area."""
+        if not tokens:
+            return 0
+        total = self.tokens_ms(tokens)
+        if decodes:
+            total += self._mixed_base_ms if tokens > decodes else self.model.d0_ms
+        if samples:
+            total += self.model.h0_ms + self.model.h_ms * samples
+        return round(total * PS_PER_MS)
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True):
