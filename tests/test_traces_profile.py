@@ -194,6 +194,12 @@ def test_sessions_count_turns_and_think_times():
     assert found["sum_think_time_s"] == 2
 
 
+def test_a_tenant_without_sessions_beside_one_with_has_none():
+    found = profile(columns_of([0, 1, 2], tenant=["a", "b", "b"], session_id=[None, "s", "s"]))
+    assert found["tenants"]["a"]["sessions"] is None
+    assert found["tenants"]["b"]["sessions"]["n"] == 1
+
+
 @given(rows=st.lists(st.lists(st.integers(1, 12), max_size=6), min_size=1, max_size=20))
 def test_the_ideal_hit_rate_is_that_of_a_plain_walk(rows):
     seen: set[int] = set()

@@ -20,6 +20,7 @@ from traces.record import Metadata, metadata_of
 from traces.seeded import UInt64s, text_keys
 
 NUMBERS = (
+    "priority",
     "input_tokens",
     "output_tokens",
     "cached_tokens",

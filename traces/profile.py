@@ -202,7 +202,7 @@ def _kinds(columns: Columns) -> dict[str, Any]:
 
 def sessions(columns: Columns) -> dict[str, Any] | None:
     """Turns and think times of conversations; None where the trace has no session."""
-    if columns.session is None:
+    if columns.session is None or not columns.session.any():
         return None
     known = columns.session[columns.session != 0]
     _, turns = np.unique(known, return_counts=True)
@@ -223,18 +223,16 @@ def prefix(columns: Columns) -> dict[str, Any]:
     """What an endless prefix cache would find; empty where the trace has no prefix blocks."""
     if columns.blocks is None or columns.block_count is None or not len(columns.blocks):
         return {}
-    rows = np.repeat(np.arange(len(columns)), columns.block_count)
-    _, first_place, of_block = np.unique(columns.blocks, return_index=True, return_inverse=True)
-    seen = rows[first_place][of_block] < rows
-    leading = leading_run(seen, columns.block_count)
+    leading = seen_before(columns)
+    blocks = len(columns.blocks)
     found: dict[str, Any] = {
-        "total_hash_ids": len(rows),
-        "unique_hash_ids": len(first_place),
+        "total_hash_ids": blocks,
+        "unique_hash_ids": len(np.unique(columns.blocks)),
         "leading_prefix_blocks_seen_before_infinite_cache": int(leading.sum()),
         "prefix": {
             "block_size": columns.block_size,
             "block_unit": columns.metadata.block_unit,
-            "ideal_hit_rate": int(leading.sum()) / len(rows),
+            "ideal_hit_rate": int(leading.sum()) / blocks,
             "rows_with_a_hit_share": float((leading > 0).mean()),
             "rows_with_blocks": int(np.count_nonzero(columns.block_count)),
         },
@@ -245,6 +243,15 @@ def prefix(columns: Columns) -> dict[str, Any]:
         if inputs[both].sum():
             found["prefix"]["measured_cached_share"] = float(cached[both].sum() / inputs[both].sum())
     return found
+
+
+def seen_before(columns: Columns) -> Int64s:
+    """How many blocks from the start of each prompt an earlier request had."""
+    assert columns.blocks is not None
+    assert columns.block_count is not None
+    rows = np.repeat(np.arange(len(columns)), columns.block_count)
+    _, first_place, of_block = np.unique(columns.blocks, return_index=True, return_inverse=True)
+    return leading_run(rows[first_place][of_block] < rows, columns.block_count)
 
 
 def leading_run(flags: np.typing.NDArray[np.bool_], count: Int64s) -> Int64s:
