@@ -1,13 +1,15 @@
 """One import from file to Parquet: read in batches, settle outcomes, spool, sort when needed, rename.
 
-Rows are spooled to a hidden file beside the target as they come. When time never decreased that file is the result.
-Otherwise it is sorted by time, ties in file order, in windows: the order of all rows is 16 bytes a row, and of the rows
-themselves only one window is in memory. Files that are nearly in order touch each row group once or twice.
+Rows are spooled to a hidden file beside the target as they come. When time never decreased and there are no turns to
+number, that file is the result. Otherwise it is written anew by time, ties in file order, in windows: the order of all
+rows is 16 bytes a row, and of the rows themselves only one window is in memory. Files that are nearly in order touch
+each row group once or twice.
 """
 
 from __future__ import annotations
 
 import importlib
+import itertools
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -21,7 +23,9 @@ from traces.errors import BadFile
 from traces.importers.formats import FORMATS
 from traces.importers.intake import Intake, Options
 from traces.importers.source import Source
+from traces.importers.turns import Turns, wanted
 from traces.parquet import Writer, in_order
+from traces.record import Metadata, schema_for
 
 _GROUP_ROWS = 131_072
 _GROUP_BYTES = 32 << 20
@@ -47,7 +51,8 @@ def table(name: str, path: str | os.PathLike[str], options: Options = Options())
     found = list(batches(name, path, Intake(os.fspath(path), options)))
     if not found:
         raise BadFile(f"{os.fspath(path)}: no rows to import")
-    return in_order(pa.Table.from_batches(found))
+    trace = in_order(pa.Table.from_batches(found))
+    return pa.Table.from_batches([Turns().number(_one_batch(trace))]) if wanted(trace) else trace
 
 
 def import_file(name: str, path: str | os.PathLike[str], out: str | os.PathLike[str], options: Options) -> Intake:
@@ -68,12 +73,13 @@ def import_file(name: str, path: str | os.PathLike[str], out: str | os.PathLike[
         first = next(groups, None)
         if first is None:
             raise BadFile(f"{intake.source}: no rows to import{_why_none(intake)}")
+        number = False
         with Writer(spool, first.schema) as writer:
-            writer.write(first)
-            for group in groups:
+            for group in itertools.chain([first], groups):
+                number = number or wanted(group)
                 writer.write(group)
-        if intake.out_of_order:
-            sort(spool, target)
+        if intake.out_of_order or number:
+            rewrite(spool, target, Turns() if number else None)
         else:
             spool.replace(target)
     finally:
@@ -101,18 +107,27 @@ def _grouped(rows: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
         yield pa.Table.from_batches(waiting)
 
 
-def sort(spool: Path, target: Path) -> None:
-    """Write the rows of `spool` to `target` by arrival, ties in file order."""
+def rewrite(spool: Path, target: Path, turns: Turns | None) -> None:
+    """Write the rows of `spool` to `target` by arrival, ties in file order, and with their turns where asked for."""
     with pq.ParquetFile(spool) as file:
+        schema = file.schema_arrow
+        if turns is not None:
+            schema = schema_for((*schema.names, "turn", "think_ns"), Metadata.decode(schema.metadata))
         arrival = file.read(["arrival_ns"]).column(0).to_numpy()
         order = np.argsort(arrival, kind="stable")
         del arrival
-        starts = np.cumsum([0] + [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)])
-        bytes_total = sum(file.metadata.row_group(group).total_byte_size for group in range(file.num_row_groups))
-        rows = max(1, min(_WINDOW_ROWS, _WINDOW_BYTES * len(order) // max(1, bytes_total)))
-        with Writer(target, file.schema_arrow) as writer:
+        sizes = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
+        starts = np.cumsum([0, *sizes])
+        total = sum(file.metadata.row_group(group).total_byte_size for group in range(file.num_row_groups))
+        rows = max(1, min(_WINDOW_ROWS, _WINDOW_BYTES * len(order) // max(1, total)))
+        with Writer(target, schema) as writer:
             for low in range(0, len(order), rows):
-                writer.write(_window(file, starts, order[low : low + rows]))
+                window = _window(file, starts, order[low : low + rows])
+                writer.write(window if turns is None else turns.number(_one_batch(window)))
+
+
+def _one_batch(rows: pa.Table) -> pa.RecordBatch:
+    return rows.combine_chunks().to_batches()[0]
 
 
 def _window(file: pq.ParquetFile, starts: npt.NDArray[np.int64], wanted: npt.NDArray[np.int64]) -> pa.Table:
