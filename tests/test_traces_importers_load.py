@@ -64,7 +64,7 @@ WRONG = [
     ([at(0), ",5,6"], "row 2, column TIMESTAMP: is empty"),
     ([at(0), "noon,5,6"], "row 2, column TIMESTAMP: 'noon' is not a time"),
     ([at(0), at(1, -5)], "row 2, column ContextTokens: '-5' is below 0"),
-    ([at(0), at(1, "NaN")], "row 2, column ContextTokens: 'NaN' is not a number"),
+    ([at(0), at(1, "NaN")], "row 2, column ContextTokens: 'NaN' is not a whole number"),
     ([at(0), at(1, "")], "row 2, column ContextTokens: is empty"),
     ([at(0), at(1, 2.5)], "row 2, column ContextTokens: '2.5' is not a whole number"),
     ([at(0), at(1, 2**31)], "row 2, column ContextTokens: '2147483648' is more than 2^31 - 1"),
@@ -106,7 +106,7 @@ def test_row_numbers_count_skipped_rows_too(tmp_path, monkeypatch):
         (lambda path: path.write_bytes(HEADER.encode("utf-16")), "is UTF-16 text"),
         (lambda path: path.write_text("TIMESTAMP,ContextTokens\n1,2\n"), "column 'GeneratedTokens' is missing"),
         (lambda path: path.write_bytes(b"\x1f\x8b\x08\x00broken"), "damaged or cut short"),
-        (lambda path: path.write_bytes(HEADER.encode() + b"\xff\xff,1,2\n"), "invalid UTF-8"),
+        (lambda path: path.write_bytes(HEADER.encode() + b"\xff\xff,1,2\n"), "is not UTF-8 text"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_one_clear_line(tmp_path, make, problem):

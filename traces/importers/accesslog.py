@@ -31,6 +31,7 @@ _COLUMNS = (
 _AT_END = ("msec", "time_iso8601", "@timestamp", "time", "time_local", "timestamp", "ts")
 _INPUT = ("input_tokens", "prompt_tokens", "llm_input_token", "gen_ai.usage.input_tokens")
 _OUTPUT = ("output_tokens", "completion_tokens", "llm_output_token", "gen_ai.usage.output_tokens")
+_ABSENT = (None, "-", "")
 _FLAGS = {  # Envoy's response flags: why there is no good answer
     "DC": "client_abort",
     "UT": "timeout_total",
@@ -70,6 +71,8 @@ class _Wrong(ValueError):
 def _row(fields: dict[str, Any]) -> tuple[object, ...]:
     arrival, end = _times(fields)
     status = _number(fields, ("status", "response_code")) or None
+    if status is not None and not 100 <= status <= 999:
+        raise _Wrong("status", f"{status} is no HTTP status")
     outcome, error = _outcome(fields, status)
     tokens = _number(fields, _INPUT)
     path = str(_first(fields, ("path", "request_uri", "uri", "x_envoy_original_path")) or _requested(fields))
@@ -149,7 +152,7 @@ def _word(fields: dict[str, Any], names: tuple[str, ...]) -> str | None:
 
 
 def _first(fields: dict[str, Any], names: tuple[str, ...]) -> Any:
-    return next((fields[name] for name in names if fields.get(name) not in {None, "-", ""}), None)
+    return next((fields[name] for name in names if fields.get(name) not in _ABSENT), None)
 
 
 def _requested(fields: dict[str, Any]) -> str:

@@ -18,6 +18,7 @@ from traces.importers.clock import UNIT_DIGITS
 from traces.importers.intake import Intake
 from traces.importers.jsonrows import Count, Moment, exact_ns
 from traces.importers.source import Source
+from traces.importers.tables import one_count
 
 _COLUMNS = (
     "request_id session_id turn arrival_ns stream input_tokens output_tokens reasoning_tokens tokens_source headers_ns "
@@ -148,16 +149,18 @@ def _ns(value: Decimal, unit: str) -> int:
     unit = {"sec": "s", "seconds": "s"}.get(unit, unit)
     if unit not in UNIT_DIGITS:
         raise ValueError(f"unit {unit!r} is no time")
-    if value < 0:
+    moment = exact_ns(value, 10 ** UNIT_DIGITS[unit]) or 0
+    if moment < 0:
         raise ValueError(f"{value} {unit} is below 0")
-    return exact_ns(value, 10 ** UNIT_DIGITS[unit]) or 0
+    return moment
 
 
 def _count(row: Row, *names: str) -> int | None:
     for name in names:
         metric = row.metrics.get(name)
         if metric is not None and isinstance(metric.value, Decimal):
-            if metric.value < 0 or metric.value != int(metric.value):
-                raise ValueError(f"{name} {metric.value} is not a whole number, 0 or more")
-            return int(metric.value)
+            try:
+                return one_count(str(metric.value))
+            except ValueError as error:
+                raise ValueError(f"{name} {error}") from error
     return None

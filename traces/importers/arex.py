@@ -106,7 +106,7 @@ def _row(row: Row) -> tuple[object, ...]:
 def _status(answer: Target) -> int:
     for name in ("StatusCode", "statusCode", "status"):
         value = str((answer.attributes or {}).get(name, ""))
-        if value.isdigit():
+        if value.isdigit() and 100 <= int(value) <= 599:
             return int(value)
     return 200
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 from traces.importers import jsonrows
 from traces.importers.batching import Gather, Ids
 from traces.importers.intake import Intake
-from traces.importers.jsonrows import Count, timed
+from traces.importers.jsonrows import Count, signed, timed
 from traces.importers.source import Source
 from traces.units import NS_PER_S
 
@@ -44,6 +44,11 @@ def read(source: Source, intake: Intake) -> Iterator[pa.RecordBatch]:
         intake.metadata("bailian", "relative"),
     )
     for number, row in jsonrows.read(source, intake, Row):
+        try:
+            hashes = signed(row.hash_ids)
+        except ValueError as error:
+            intake.bad_row(number, "hash_ids", str(error))
+            continue
         (arrival,) = timed(intake, number, NS_PER_S, timestamp=row.timestamp)
         if arrival is None or not _blocks_fit(intake, number, row) or not ids.new(number, str(row.chat_id)):
             continue
@@ -58,8 +63,8 @@ def read(source: Source, intake: Intake) -> Iterator[pa.RecordBatch]:
             arrival,
             row.input_length,
             row.output_length,
-            None if row.hash_ids is None else BLOCK_TOKENS,
-            row.hash_ids,
+            None if hashes is None else BLOCK_TOKENS,
+            hashes,
         )
         if gather.full:
             yield gather.take()

@@ -22,7 +22,7 @@ import calendar
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from typing import NamedTuple
 
 import numpy as np
@@ -42,6 +42,7 @@ _ISO = re.compile(
     r"\s*(Z|z|UTC|[+-]\d{2}(?::?\d{2})?)?"
 )
 _LOG = re.compile(r"(\d{1,2})/([A-Z][a-z]{2})/(\d{4}):(\d{2}):(\d{2}):(\d{2}) ([+-]\d{4})")  # nginx $time_local
+_DECIMAL = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE]([+-]?\d+))?", re.ASCII)
 _LOOKS_ISO = re.compile(r"\s*\d{1,4}[-/]")
 _MONTHS = {name: month for month, name in enumerate(calendar.month_abbr) if name}
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -97,15 +98,13 @@ class Clock:
                 self.unit, self.relative = "iso", False
                 return
             try:
-                value = abs(Decimal((word or "").strip()))
-            except InvalidOperation:
-                continue
-            if not value.is_finite():
+                value = abs(decimal_of(word or ""))
+            except ValueError:
                 continue
             if self.unit is None:
                 self.guessed = True
                 self.unit = _magnitude(value)
-            self.relative = value * 10 ** UNIT_DIGITS[self.unit] < _EPOCH_FROM * 10**9
+            self.relative = value < Decimal(_EPOCH_FROM).scaleb(9 - UNIT_DIGITS[self.unit])
             return
 
     def _same_magnitude(self, parsed: Parsed) -> Parsed:
@@ -175,7 +174,10 @@ def one_iso_ns(text: str) -> int:
     if match is None:
         return _one_log_ns(word)
     year, month, day, hour, minute, second = (int(part or 0) for part in match.groups()[:6])
-    moment = datetime(year, month, day, hour, minute, second, tzinfo=UTC) - _offset(match[8])
+    try:
+        moment = datetime(year, month, day, hour, minute, second, tzinfo=UTC) - _offset(match[8])
+    except (ValueError, OverflowError) as error:
+        raise ValueError(f"{_short(word)} is not a time ({error})") from error
     fraction_ns = int((match[7] or "")[:9].ljust(9, "0"))
     return _in_range(_whole_s(moment) * 10**9 + fraction_ns, word)
 
@@ -200,14 +202,19 @@ def _offset(zone: str | None) -> timedelta:
     return timedelta(minutes=-minutes if zone[0] == "-" else minutes)
 
 
-def _number(word: str, digits: int) -> int:
-    try:
-        value = Decimal(word.strip())
-    except InvalidOperation:
-        raise ValueError(f"{_short(word)} is not a number") from None
-    if not value.is_finite():
+def decimal_of(word: str) -> Decimal:
+    """A decimal number, `1e3` too. Raises ValueError for anything else, such as `nan`, `1_000` or `0x10`."""
+    match = _DECIMAL.fullmatch(word.strip())
+    if match is None:
         raise ValueError(f"{_short(word)} is not a number")
-    if value.adjusted() > 30:
+    if match[1] is not None and len(match[1]) > 4:
+        raise ValueError(f"{_short(word)} has an exponent beyond all bounds")
+    return Decimal(match[0])
+
+
+def _number(word: str, digits: int) -> int:
+    value = decimal_of(word)
+    if value.adjusted() > 30 and value:
         raise ValueError(f"{_short(word)} is too large a time")
     return _in_range(int((value * 10**digits).to_integral_value()), word)
 

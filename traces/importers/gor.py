@@ -7,6 +7,7 @@ more than `_WAITING` at a time, so that a file without responses streams.
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -93,7 +94,7 @@ def _records(source: Source, intake: Intake) -> Iterator[Record]:
             intake.bad_row(row, None, "does not begin with TYPE ID TIMESTAMP")
             continue
         numbers = [field.decode("ascii", "replace") for field in fields[2:]]
-        if not all(number.isdigit() for number in numbers) or int(numbers[0]) >= 2**63:
+        if not all(number.isdigit() and int(number) < 2**63 for number in numbers):
             intake.bad_row(row, "timestamp", f"{numbers[0][:40]!r} is not a time in ns")
             continue
         if fields[0] == b"1" and not (message.startswith(_METHODS) and b"\r\n\r\n" in message):
@@ -120,7 +121,7 @@ def _values(request: Record, response: Record | None) -> tuple[object, ...]:
         return exchange.row(given, None)
     start, headers, body = _message(response.message)
     parts = start.split(" ")
-    status = int(parts[1]) if len(parts) > 1 and parts[1].isdigit() else None
+    status = int(parts[1]) if len(parts) > 1 and re.fullmatch("[1-9][0-9]{2}", parts[1]) else None
     took = response.latency_ns or max(0, response.at_ns - request.at_ns) or None
     end: End = "eof" if status is not None else "closed"
     return exchange.row(given, exchange.Response(status, headers, body, None, took, end))

@@ -10,6 +10,7 @@ import base64
 import binascii
 from collections.abc import Iterator
 from decimal import Decimal
+from typing import Annotated
 
 import msgspec
 import pyarrow as pa
@@ -56,7 +57,7 @@ class Request(msgspec.Struct):
 class Response(msgspec.Struct):
     """What came back."""
 
-    status: int
+    status: Annotated[int, msgspec.Meta(ge=0, le=999)]
     headers: list[Pair] = []
     content: Content = msgspec.field(default_factory=Content)
 
@@ -111,7 +112,7 @@ def read(source: Source, intake: Intake) -> Iterator[pa.RecordBatch]:
             gather.add(*_row(decoder.decode(raw)))
         except msgspec.ValidationError as error:
             intake.bad_row(number, *explain(error))
-        except ValueError as error:
+        except (ValueError, ArithmeticError) as error:
             intake.bad_row(number, "startedDateTime", str(error))
         if gather.full:
             yield gather.take()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from typing import Annotated, TypeVar
 
@@ -125,6 +125,17 @@ def exact_ns(value: Decimal | None, unit_ns: int) -> int | None:
     if abs(whole) > _MAX_NS:
         raise ValueError(f"{value} is no time in 64 bits of nanoseconds")
     return whole
+
+
+def signed(hashes: Sequence[int] | None) -> list[int] | None:
+    """Block ids of up to 64 bits, signed or not, as signed ones. Raises ValueError for longer ones."""
+    if not hashes:
+        return None if hashes is None else []
+    if max(hashes) < 2**63 and min(hashes) >= -(2**63):
+        return list(hashes)
+    if max(hashes) >= 2**64 or min(hashes) < -(2**63):
+        raise ValueError("a block id has more than 64 bits")
+    return [number - 2**64 if number >= 2**63 else number for number in hashes]
 
 
 def timed(intake: Intake, row: int, unit_ns: int, **values: Decimal | None) -> tuple[int | None, ...]:

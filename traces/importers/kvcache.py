@@ -37,7 +37,7 @@ class Entry(msgspec.Struct):
     model: str | None = None
     input: Count | None = msgspec.field(name="in", default=None)
     out: Count | None = None
-    hash_ids: list[int] | None = None
+    hash_ids: list[Count] | None = None
     api_time: Decimal | None = None
     think_time: Decimal | None = None
     ttft: Decimal | None = None

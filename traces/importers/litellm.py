@@ -7,6 +7,7 @@ users, messages and responses are not read.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -113,7 +114,7 @@ def _cached(metadata: Any) -> int | None:
 
 def _error(metadata: Any) -> str:
     code = _under(metadata, "error_information").get("error_code")
-    return f"http {code}" if str(code).isdigit() else "http"
+    return f"http {code}" if re.fullmatch("[1-9][0-9]{2}", str(code)) else "http"
 
 
 def _under(value: Any, key: str) -> dict[str, Any]:

@@ -29,8 +29,8 @@ from traces.record import Metadata, schema_for
 
 _GROUP_ROWS = 131_072
 _GROUP_BYTES = 32 << 20
-_WINDOW_ROWS = 524_288
-_WINDOW_BYTES = 128 << 20
+_WINDOW_ROWS = 262_144
+_WINDOW_BYTES = 64 << 20
 
 
 def batches(name: str, path: str | os.PathLike[str], intake: Intake) -> Iterator[pa.RecordBatch]:
@@ -40,10 +40,14 @@ def batches(name: str, path: str | os.PathLike[str], intake: Intake) -> Iterator
         BadFile, BadRow: the file or a row of it cannot be read.
     """
     module = importlib.import_module(FORMATS[name].module)
-    for batch in module.read(Source(path), intake):
-        settled = intake.settle(batch)
-        if settled.num_rows:
-            yield settled
+    try:
+        for batch in module.read(Source(path), intake):
+            settled = intake.settle(batch)
+            if settled.num_rows:
+                yield settled
+    except (pa.ArrowInvalid, OverflowError) as error:
+        reason = (str(error).splitlines() or ["too large"])[0]
+        raise BadFile(f"{intake.source}: a value near row {intake.rows + 1} fits no column ({reason})") from error
 
 
 def table(name: str, path: str | os.PathLike[str], options: Options = Options()) -> pa.Table:  # noqa: B008 - frozen

@@ -21,6 +21,7 @@ from traces.errors import BadFile
 from traces.importers import tables
 from traces.importers.clock import UNIT_DIGITS, Clock, Parsed, decimal_ns
 from traces.importers.intake import Intake, record_batch
+from traces.importers.jsonrows import signed
 from traces.record import ENDPOINTS, OUTCOMES, REQUEST_SCHEMA, TOKENS_SOURCES
 
 _UNITS = (*UNIT_DIGITS, "iso")
@@ -76,7 +77,7 @@ def resolve(
     for name in REQUEST_SCHEMA.names:
         if name not in chosen and name in by_name:
             chosen[name] = (name, None)
-    listed = ", ".join(found[:12]) or "none"
+    listed = tables.listed(found)
     if "arrival_ns" not in chosen:
         raise BadFile(f"{where}: no column is mapped to the arrival: --map arrival=COLUMN (found: {listed})")
     columns, clock = [], Clock()
@@ -170,8 +171,8 @@ def _lists(text: pa.Array) -> tuple[object, Parsed]:
     bad: dict[int, str] = {}
     for index, word in enumerate(text.to_pylist()):
         try:
-            values.append(msgspec.json.decode(word, type=list[int]) if word else None)
-        except msgspec.MsgspecError:
+            values.append(signed(msgspec.json.decode(word, type=list[int])) if word else None)
+        except (msgspec.MsgspecError, ValueError):
             values.append(None)
             bad[index] = "is not a list of whole numbers"
     return pa.array(values, pa.list_(pa.int64())), Parsed(_NOTHING, bad)

@@ -16,7 +16,7 @@ import pyarrow as pa
 from traces.importers import jsonrows
 from traces.importers.batching import Gather
 from traces.importers.intake import Intake
-from traces.importers.jsonrows import Count, timed
+from traces.importers.jsonrows import Count, signed, timed
 from traces.importers.source import Source
 from traces.units import NS_PER_MS
 
@@ -49,6 +49,11 @@ def read(source: Source, intake: Intake) -> Iterator[pa.RecordBatch]:
             )
             intake.bad_row(number, "hash_ids", f"{problem} (another size: --block-size 64)")
             continue
+        try:
+            hashes = signed(row.hash_ids)
+        except ValueError as error:
+            intake.bad_row(number, "hash_ids", str(error))
+            continue
         arrival, delay = timed(intake, number, NS_PER_MS, timestamp=row.timestamp, delay=row.delay)
         if arrival is None:
             continue
@@ -58,8 +63,8 @@ def read(source: Source, intake: Intake) -> Iterator[pa.RecordBatch]:
             arrival,
             row.input_length,
             row.output_length,
-            None if row.hash_ids is None else block,
-            row.hash_ids,
+            None if hashes is None else block,
+            hashes,
         )
         if gather.full:
             yield gather.take()

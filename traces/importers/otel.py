@@ -20,6 +20,7 @@ from traces.importers.batching import Gather, Ids
 from traces.importers.intake import Intake
 from traces.importers.jsonrows import Moment, exact_ns
 from traces.importers.source import Source
+from traces.importers.tables import one_count
 from traces.units import NS_PER_S
 
 _COLUMNS = (
@@ -169,11 +170,13 @@ def _row(span: Span, found: dict[str, Value]) -> tuple[object, ...]:
 
 def _outcome(span: Span, found: dict[str, Value]) -> tuple[int | None, str | None, str | None]:
     status = _count(found, ("http.response.status_code", "http.status_code"))
+    if status is not None and not 100 <= status <= 599:
+        raise ValueError(f"http.response.status_code {status} is no HTTP status")
     kind = _text(found, ("error.type",))
     broken = span.status is not None and str(span.status.code) in {"2", "STATUS_CODE_ERROR"}
     if status is not None and status >= 400:
         return status, "http_error", f"http {status}"
-    if kind is not None and kind.isdigit():
+    if kind is not None and kind.isdigit() and 100 <= int(kind) <= 599:
         return int(kind), "http_error", f"http {kind}"
     if kind is not None and "timeout" in kind.lower():
         return status, "timeout_total", "timeout"
@@ -203,9 +206,10 @@ def _count(found: dict[str, Value], names: tuple[str, ...]) -> int | None:
         number = value.intValue if value.intValue is not None else value.doubleValue
         if number is None:
             continue
-        if number != number or number < 0 or number > 2**31 - 1 or number != int(number):  # noqa: PLR0124 - NaN
-            raise ValueError(f"{name} {number} is not a whole number, 0 or more")
-        return int(number)
+        try:
+            return one_count(str(number))
+        except ValueError as error:
+            raise ValueError(f"{name} {error}") from error
     return None
 
 
@@ -214,7 +218,8 @@ def _seconds(found: dict[str, Value], names: tuple[str, ...]) -> int | None:
         value = found.get(name)
         number = None if value is None else value.doubleValue if value.doubleValue is not None else value.intValue
         if number is not None:
-            if number < 0:
+            duration = exact_ns(Decimal(number), NS_PER_S)
+            if duration is not None and duration < 0:
                 raise ValueError(f"{name} {number} is below 0")
-            return exact_ns(Decimal(number), NS_PER_S)
+            return duration
     return None

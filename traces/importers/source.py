@@ -19,6 +19,7 @@ from traces.errors import BadFile
 HEAD_BYTES = 1 << 16
 _CHUNK_BYTES = 1 << 20
 _COMPRESSIONS = ((b"\x1f\x8b", "gzip"), (b"\x28\xb5\x2f\xfd", "zstd"))
+_POINTER = b"version https://git-lfs"
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -39,8 +40,11 @@ class Source:
             raw = self.path.open("rb")
         except OSError as error:
             raise BadFile(f"{self.name}: cannot be opened ({error.strerror})") from error
-        start = raw.read(4)
+        start = raw.read(len(_POINTER))
         raw.seek(0)
+        if start == _POINTER:
+            raw.close()
+            raise BadFile(f"{self.name}: is a Git LFS pointer, not the data: git lfs pull")
         for magic, codec in _COMPRESSIONS:
             if start.startswith(magic):
                 return self._after_mark(io.BufferedReader(_Decompressed(raw, codec, self.name), _CHUNK_BYTES))

@@ -7,9 +7,10 @@ or too many fields is a bad row of its own.
 
 from __future__ import annotations
 
+import codecs
 import csv
+import io
 from collections.abc import Callable, Iterator, Sequence
-from decimal import Decimal, InvalidOperation
 from typing import BinaryIO, NamedTuple
 
 import numpy as np
@@ -18,7 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 
 from traces.errors import BadFile
-from traces.importers.clock import Parsed, each
+from traces.importers.clock import Parsed, decimal_of, each
 from traces.importers.intake import Intake
 from traces.importers.source import Source
 
@@ -37,8 +38,12 @@ class Rows(NamedTuple):
 
 
 def header(line: bytes, delimiter: str = ",") -> list[str]:
-    """Column names of a header line, stripped of spaces and quotes."""
-    return [name.strip() for name in next(csv.reader([line.decode("utf-8", "replace")], delimiter=delimiter), [])]
+    """Column names of a header line, stripped of spaces and quotes; none when it is no such line."""
+    try:
+        names = next(csv.reader([line.decode("utf-8", "replace")], delimiter=delimiter), [])
+    except csv.Error:
+        return []
+    return [name.strip() for name in names]
 
 
 def read(
@@ -68,11 +73,13 @@ def read(
         at = _positions(found)
         for name in wanted:
             if name.lower() not in at:
-                raise BadFile(f"{source.name}: column {name!r} is missing (found: {', '.join(found[:12]) or 'none'})")
+                raise BadFile(f"{source.name}: column {name!r} is missing (found: {listed(found)})")
+            if sum(other.lower() == name.lower() for other in found) > 1:
+                raise BadFile(f"{source.name}: column {name!r} is there twice")
         present = [name for name in (*wanted, *optional) if name.lower() in at]
         keys = {name: f"c{at[name.lower()]}" for name in present}
         try:
-            reader, odd = _reader(stream, len(found), keys, delimiter)
+            reader, odd = _reader(_Checked(stream, source.name), len(found), keys, delimiter)
         except pa.ArrowInvalid as error:
             raise BadFile(f"{source.name}: not CSV ({_reason(error)})") from error
         if reader is not None:
@@ -81,9 +88,19 @@ def read(
 
 def _take_header(stream: BinaryIO, source: Source, delimiter: str) -> list[str]:
     for line in stream:
+        if b"\0" in line:
+            raise BadFile(f"{source.name}: is not text")
+        if b"\r" in line.rstrip(b"\r\n"):
+            raise BadFile(f"{source.name}: lines end in CR alone; save it with LF or CRLF")
         if line.strip():
             return header(line, delimiter)
     raise BadFile(f"{source.name}: has no header line")
+
+
+def listed(found: Sequence[str]) -> str:
+    """Column names for a message: the first dozen, shortened, printable."""
+    shown = ("".join(mark if mark.isprintable() else "?" for mark in name[:40]) for name in found[:12])
+    return ", ".join(shown) or "none"
 
 
 def _positions(found: Sequence[str]) -> dict[str, int]:
@@ -115,7 +132,7 @@ def _batches(
 
 
 def _reader(
-    stream: BinaryIO, width: int, keys: dict[str, str], delimiter: str
+    stream: io.RawIOBase, width: int, keys: dict[str, str], delimiter: str
 ) -> tuple[pacsv.CSVStreamingReader | None, list[tuple[int, str]]]:
     """Arrow's reader (None when no data follows), and where it puts rows with the wrong number of fields."""
     odd: list[tuple[int, str]] = []  # (data row, problem)
@@ -144,6 +161,27 @@ def _reader(
     return reader, odd
 
 
+class _Checked(io.RawIOBase):
+    """Bytes that are UTF-8; Arrow would trip over others in the rows that it hands back."""
+
+    def __init__(self, stream: BinaryIO, name: str) -> None:
+        super().__init__()
+        self._stream, self._name = stream, name
+        self._check = codecs.getincrementaldecoder("utf-8")().decode
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        data = self._stream.read(len(buffer))
+        try:
+            self._check(data, final=not data)
+        except UnicodeDecodeError as error:
+            raise BadFile(f"{self._name}: is not UTF-8 text") from error
+        buffer[: len(data)] = data
+        return len(data)
+
+
 class _Numbers:
     """Data row of the index-th row of a batch: rows left out before it count too."""
 
@@ -160,16 +198,20 @@ class _Numbers:
 
 
 def _reason(error: Exception) -> str:
-    text = str(error).splitlines()[0]
-    return "invalid UTF-8" if "UTF8" in text else "a quote that does not end, or a line longer than 4 MiB"
+    return "a line longer than 4 MiB, or a quote that does not end" if "straddling" in str(error) else _first(error)
+
+
+def _first(error: Exception) -> str:
+    return (str(error).splitlines() or ["unreadable"])[0][:100]
 
 
 def counts(text: pa.Array) -> Parsed:
     """Non-negative whole numbers below 2^31 of a string array (`12`, also `12.0` and `1.2e1`)."""
     try:
-        values = pc.cast(text, pa.int64()).to_numpy(zero_copy_only=False) if not text.null_count else None
-        if values is not None and (not values.size or (values.min() >= 0 and values.max() <= _MAX_COUNT)):
-            return Parsed(values, {})
+        if not text.null_count and not pc.any(pc.match_substring(text, "x", ignore_case=True)).as_py():  # 0x10 is no 16
+            values = pc.cast(text, pa.int64()).to_numpy(zero_copy_only=False)
+            if not values.size or (values.min() >= 0 and values.max() <= _MAX_COUNT):
+                return Parsed(values, {})
     except pa.ArrowInvalid:
         pass
     return each(text, one_count)
@@ -179,15 +221,15 @@ def one_count(word: str) -> int:
     """One count of tokens. Raises ValueError saying what is wrong with it."""
     shown = repr(word.strip()[:40])
     try:
-        value = Decimal(word.strip())
-    except InvalidOperation:
+        value = decimal_of(word)
+    except ValueError:
         raise ValueError(f"{shown} is not a whole number") from None
-    if not value.is_finite() or value.adjusted() > 12 or value != value.to_integral_value():
-        raise ValueError(f"{shown} is not a whole number" if value.is_finite() else f"{shown} is not a number")
     if value < 0:
         raise ValueError(f"{shown} is below 0")
     if value > _MAX_COUNT:
         raise ValueError(f"{shown} is more than 2^31 - 1")
+    if value != value.to_integral_value():
+        raise ValueError(f"{shown} is not a whole number")
     return int(value)
 
 

@@ -53,7 +53,7 @@ def read(source: Source, intake: Intake) -> Iterator[pa.RecordBatch]:
     for index in range(len(result.input_lens)):
         try:
             gather.add(*_row(result, index, first_start))
-        except ValueError as error:
+        except (ValueError, ArithmeticError) as error:
             intake.bad_row(index + 1, "ttfts", str(error))
         if gather.full:
             yield gather.take()
