@@ -31,6 +31,7 @@ from traces import spool
 from traces.record import Metadata
 
 FLUSH_S = 0.5
+TELL_S = 2.0
 SAY_S = 10.0
 QUEUE_ROWS = 20_000
 QUEUE_BYTES = 256 << 20
@@ -85,6 +86,7 @@ class Recorder:
         self._trouble = ""
         self._said_s = time.monotonic()
         self._said_rows = 0
+        self._told_s = 0.0
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
 
     def start(self) -> None:
@@ -208,6 +210,9 @@ class Recorder:
             self._said_s, self._said_rows = now_s, counts.rows
             if not self._quiet:
                 self._say(line(counts, kept_bytes(self.settings.folder)))
+        if now_s - self._told_s < TELL_S and not counts.over:
+            return
+        self._told_s = now_s
         with contextlib.suppress(OSError):
             path = self.settings.folder / f"recorder-{self.name}.json"
             path.parent.mkdir(parents=True, exist_ok=True)

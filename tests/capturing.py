@@ -135,14 +135,15 @@ def recording(upstream: str, out: Path, *options: str) -> Iterator[Recording]:
 
 def _port(process: subprocess.Popen[str], said: list[str]) -> int:
     assert process.stderr is not None
-    end = time.monotonic() + START_S
+    end, text = time.monotonic() + START_S, ""
     while time.monotonic() < end:
         if select.select([process.stderr], [], [], 0.5)[0]:
-            line = process.stderr.readline()
-            said.append(line)
-            match = re.search(r"recording http://[^ ]*:(\d+) ", line)
+            more = os.read(process.stderr.fileno(), 1 << 16).decode()
+            text += more
+            match = re.search(r"recording http://[^ ]*:(\d+) ", text)
             if match:
+                said.append(text)
                 return int(match[1])
-            if not line:
+            if not more:
                 break
-    raise AssertionError(f"the recorder did not start: {said}")
+    raise AssertionError(f"the recorder did not start: {text}")

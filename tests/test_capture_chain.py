@@ -1,4 +1,4 @@
-"""Real bytes through a real recorder: what the client gets, and the row that stays. Ids such as G01 name user reports."""
+"""Real bytes through a recorder: what the client gets, and the row that stays. Ids such as G01 name user reports."""
 
 from __future__ import annotations
 
@@ -56,7 +56,8 @@ SCRIPTS = {
     "line": [head(), chunk(BIG), chunk(delta("e", finish="stop")), chunk(DONE), LAST_CHUNK],
     "bomb": [head(200, {"content-type": "text/event-stream", "content-encoding": "gzip",
                         "content-length": str(len(BOMB))}) + BOMB],
-    "lie": [head(200, {"content-type": "text/event-stream", "content-encoding": "gzip", "transfer-encoding": "chunked"}),
+    "lie": [head(200, {"content-type": "text/event-stream", "content-encoding": "gzip",
+                       "transfer-encoding": "chunked"}),
             *map(chunk, (*tokens(3, last="stop"), DONE)), LAST_CHUNK],
     "no json": stream(tokens(2), b"data: hello\n\n", b"data:\n\n", delta("e", finish="stop"), DONE),
     "error": stream(role(), tokens(5), ERROR, DONE),
