@@ -128,17 +128,21 @@ def _brotli() -> Step:
 
     state = brotli.Decompressor()
 
+    limited = hasattr(state, "can_accept_more_data")  # from brotli 1.2 on; before, small inputs keep the output small
+
     def step(data: bytes) -> Iterator[bytes]:
-        # The binding gives out all it can make of its input; small inputs keep that small.
-        for start in range(0, len(data), 64):
-            if state.is_finished():
-                return
-            try:
-                piece = state.process(data[start : start + 64])
-            except brotli.error as error:
-                raise _Broken from error
-            if piece:
-                yield piece
+        inputs = [data] if limited else [data[start : start + 16] for start in range(0, len(data), 16)]
+        try:
+            for each in inputs:
+                if state.is_finished():
+                    return
+                piece = state.process(each, output_buffer_limit=_PIECE) if limited else state.process(each)
+                while piece:
+                    yield piece
+                    more = limited and not state.is_finished() and not state.can_accept_more_data()
+                    piece = state.process(b"", output_buffer_limit=_PIECE) if more else b""
+        except brotli.error as error:
+            raise _Broken from error
 
     return step
 
