@@ -40,6 +40,7 @@ WORST_FIRST = (INVALID, FAIL, INCONCLUSIVE, PASS)
 TIMES = ("ttft", "ttft_sent", "tpot", "itl", "inter_chunk", "e2e", "held")
 SHARES = ("error_rate", "goodput")
 RATES = {"goodput": "rps", "requests_per_s": "rps", "output_tokens_per_s": "tokens_per_s"}
+TWO_SIDED = (1 + quantiles.CONFIDENCE) / 2  # both one-sided bounds at 97.5 % are the two-sided 95 % interval
 EXAMPLE = "'risk: ttft_p95 < 800ms'"
 
 _RULE = re.compile(
@@ -194,7 +195,7 @@ def judge_share(rule: Rule, violations: int, n: int) -> RuleResult:
     """Judge a rule about a share of requests: error_rate, or goodput in percent."""
     allowed = rule.allowed_share
     assert allowed is not None
-    bounds = quantiles.clopper_pearson(violations, n) if n else None
+    bounds = quantiles.clopper_pearson(violations, n, TWO_SIDED) if n else None
     share = violations / n if n else None
     if rule.metric != "error_rate":
         share = None if share is None else 1 - share

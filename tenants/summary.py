@@ -273,7 +273,7 @@ def _tenant(run: _Run, name: str, tenants: Sequence[Tenant]) -> TenantSummary:
         priority=_priority(name, rows, mine, tenants),
         **_counts(rows.outcome[mine]),
         ttft_ms=block(rows.ttft_ms),
-        ttft_ok_ms=block(np.where(np.isinf(rows.ttft_ms), np.nan, rows.ttft_ms)),
+        ttft_ok_ms=percentiles(rows.ttft_ms[done]),
         ttft_sent_ms=block(rows.ttft_sent_ms),
         ttft_visible_ms=block(rows.ttft_visible_ms),
         held_ms=block(rows.held_ms),

@@ -85,6 +85,7 @@ def test_what_only_the_end_can_tell_is_said_so():
 
 def test_the_last_30_seconds_forget_what_came_before():
     run, (view, _) = Run(), viewer()
+    view.update(run.at(0))
     run.answers(0, 100, 2000.0)
     for second in range(60):
         run.answers(0, 5, 100.0)

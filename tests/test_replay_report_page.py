@@ -127,6 +127,14 @@ def test_every_figure_is_valid_for_plotly_and_has_a_place(text):
         assert f'<div class="chart" id="{figure["key"]}"' in text
 
 
+def test_a_curve_ends_below_one_by_the_share_that_failed(tmp_path):
+    run = folder.load(write_run(tmp_path / "half", failed=0.5))
+    curve = figures_in(page.render([run]))[1]["data"][0]
+    part = run.summary.tenants["risk"]
+    assert curve["y"][-1] == pytest.approx(part.ok / part.planned, abs=1e-4)
+    assert curve["line"]["shape"] == "hv"
+
+
 def test_axes_begin_at_0_and_times_of_the_run_share_one_axis(text):
     timeline, *distributions = figures_in(text)
     axes = {name: axis for name, axis in timeline["layout"].items() if name.startswith(("xaxis", "yaxis"))}

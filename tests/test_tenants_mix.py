@@ -88,7 +88,8 @@ def test_turns_of_a_session_stay_with_one_tenant():
         if session is not None:
             owners.setdefault(session, set()).add(tenant)
     assert all(len(found) == 1 for found in owners.values())
-    assert {"a", "b"} <= set(tagged.column("tenant").to_pylist())
+    tenants_of_lone_rows = tagged.column("tenant").to_pylist()[::3]
+    assert set(tenants_of_lone_rows) == {"a", "b"}
 
 
 def test_by_length_the_most_urgent_tenant_gets_the_shortest_answers():

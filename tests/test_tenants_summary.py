@@ -75,6 +75,19 @@ def test_ttft_counts_from_due_and_from_sent_stands_beside_it():
     assert (found.ttft_ms.p50, found.ttft_sent_ms.p50) == (150, 100)
 
 
+def test_b18_c01_a_long_wait_divides_into_held_late_connecting_and_the_server():
+    row = {"due_ns": 0, "released_ns": 30_000, "sent_ns": 30_001, "connect_ns": 50, "first_token_ns": 113}
+    found, lateness = risk([row] * 2), summarise([row] * 2).lateness_ms
+    assert (found.ttft_ms.p50, found.held_ms.p50, lateness.p50) == (30_114, 30_000, 1)
+    assert (found.ttft_sent_ms.p50, found.connect_ms.p50) == (113, 50)
+
+
+def test_j10_a_tail_is_caught_that_the_median_hides():
+    rows = [{"first_token_ns": 900}] * 21 + [{}] * 180
+    summary = summarise(rows, "risk: ttft_p50 < 800ms", "risk: ttft_p95 < 800ms")
+    assert [result.verdict for result in summary.tenants["risk"].sla] == ["pass", "fail"]
+
+
 def test_held_time_is_not_lateness():
     held = {"due_ns": 0, "released_ns": 400, "sent_ns": 403}
     summary = summarise([held] * 3)
@@ -208,7 +221,7 @@ def test_a_failed_request_with_tokens_is_infinite_all_the_same():
 
 def test_an_abort_before_the_first_token_is_censored_and_one_after_it_counts():
     found = risk([{**ABORTED}] * 5 + [{"outcome": "client_abort"}] * 3 + [{}] * 2)
-    assert (found.aborted, found.ttft_ms.n, found.e2e_ms.n) == (8, 5, 2)
+    assert (found.aborted, found.ttft_ms.n, found.ttft_ok_ms.n, found.e2e_ms.n) == (8, 5, 2, 2)
     assert found.ttft_ms.infinite == ()
 
 

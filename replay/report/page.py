@@ -281,6 +281,7 @@ def _slowest(run: Run) -> str:
         "TTFT ms",
         "held ms",
         "late ms",
+        "connect ms",
         "TPOT ms",
         "E2E ms",
         "tokens in",
@@ -288,7 +289,7 @@ def _slowest(run: Run) -> str:
         "outcome",
     ]
     cells = [_slow_cells(rows, int(row), ids[i], tokens[i]) for i, row in enumerate(worst)]
-    return _table(head, cells, words={0, 1, 10})
+    return _table(head, cells, words={0, 1, 11})
 
 
 def _slow_cells(rows: Rows, row: int, request_id: str | None, input_tokens: int | None) -> list[str]:
@@ -297,6 +298,7 @@ def _slow_cells(rows: Rows, row: int, request_id: str | None, input_tokens: int 
         rows.ttft_ms[row],
         rows.held_ms[row],
         rows.late_ms[row],
+        rows.connect_ms[row],
         rows.tpot_ms[row],
         rows.e2e_ms[row],
     )
