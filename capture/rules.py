@@ -15,34 +15,20 @@ import msgspec
 
 from tenants.dialects import DIALECTS, Dialect
 from tenants.tenant import DEFAULT_HEADER, NAME, Tenant
+from traces.wire.asked import endpoint_of, streams_by_path
 
-# The last part of a path, after any prefix of a gateway → endpoint. Longer ones first.
-_ENDS = (
-    ("/chat/completions", "chat"),
-    ("/completions", "completions"),
-    ("/responses", "responses"),
-    ("/messages", "messages"),
-    ("/api/chat", "chat"),
-    ("/v1/chat", "chat"),
-    ("/v2/chat", "chat"),
-    ("/api/generate", "generate"),
-    ("/generate_stream", "generate"),
-    ("/generate", "generate"),
-    ("/completion", "generate"),
-    ("/text/generation", "generate"),
-    ("/text/generation_stream", "generate"),
-    (":streamGenerateContent", "chat"),
-    (":generateContent", "chat"),
-    (":streamRawPredict", "messages"),
-    (":rawPredict", "messages"),
-    (":embedContent", "embeddings"),
-    (":batchEmbedContents", "embeddings"),
-    ("/embeddings", "embeddings"),
-    ("/embed", "embeddings"),
-    ("/rerank", "rerank"),
-)
-_STREAMED = ("/generate_stream", ":streamGenerateContent", ":streamRawPredict", "/text/generation_stream")
-_STREAM_BY_DEFAULT = ("/api/chat", "/api/generate")  # Ollama
+__all__ = [
+    "TenantRules",
+    "dialect_named",
+    "endpoint_by_shape",
+    "endpoint_of",
+    "plain",
+    "priority_raw",
+    "rank",
+    "salted",
+    "streams_by_path",
+]
+
 _KEY_HEADERS = ("authorization", "x-api-key", "api-key", "x-goog-api-key")
 _PRIORITY_HEADERS = (
     "x-vllm-priority",
@@ -55,23 +41,6 @@ _PRIORITY_HEADERS = (
 )
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/@+-]{0,127}")
 _RAW = re.compile(r"-?[0-9]{1,18}(?:\.[0-9]{1,9})?|[A-Za-z][A-Za-z0-9_.-]{0,62}")
-
-
-def endpoint_of(path: str) -> str | None:
-    """The endpoint a path stands for, None when it is none that is known."""
-    path = path.partition("?")[0].rstrip("/")
-    for end, endpoint in _ENDS:
-        if path.endswith(end):
-            return endpoint
-    return None
-
-
-def streams_by_path(path: str) -> bool | None:
-    """Whether the path alone says stream or not; None when the body does."""
-    path = path.partition("?")[0].rstrip("/")
-    if path.endswith(_STREAMED):
-        return True
-    return True if path.endswith(_STREAM_BY_DEFAULT) else None
 
 
 class _Shape(msgspec.Struct):

@@ -80,7 +80,7 @@ def _row(fields: dict[str, Any]) -> tuple[object, ...]:
         _word(fields, ("tenant", "x_tenant", "http_x_tenant")),
         arrival,
         _word(fields, ("model", "x_model", "gen_ai.request.model", "x_ai_eg_model")),
-        endpoint_of(path),
+        endpoint_of(path) or "other",
         tokens,
         _number(fields, _OUTPUT),
         None if tokens is None else "usage",

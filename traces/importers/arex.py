@@ -88,7 +88,7 @@ def _is_call(row: Row) -> bool:
     name = row.categoryType.name
     if name in _ENTRY_POINTS:
         return name in _HTTP_ENTRY_POINTS
-    return "HttpClient" in name and endpoint_of(_path(row)) != "other"
+    return "HttpClient" in name and endpoint_of(_path(row)) is not None
 
 
 def _row(row: Row) -> tuple[object, ...]:

@@ -6,23 +6,42 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-_PATHS = (  # the longer ending first
+# The last part of a path, after any prefix of a gateway → endpoint. Longer ones first.
+_ENDS = (
     ("/chat/completions", "chat"),
-    ("/api/chat", "chat"),
-    ("/v2/chat", "chat"),
     ("/completions", "completions"),
-    ("/complete", "completions"),
     ("/responses", "responses"),
     ("/messages", "messages"),
+    ("/api/chat", "chat"),
+    ("/v1/chat", "chat"),
+    ("/v2/chat", "chat"),
+    ("/api/generate", "generate"),
+    ("/generate_stream", "generate"),
+    ("/generate", "generate"),
+    ("/completion", "generate"),
+    ("/text/generation", "generate"),
+    ("/text/generation_stream", "generate"),
+    (":streamGenerateContent", "chat"),
+    (":generateContent", "chat"),
+    (":streamRawPredict", "messages"),
+    (":rawPredict", "messages"),
+    (":embedContent", "embeddings"),
+    (":batchEmbedContents", "embeddings"),
     ("/embeddings", "embeddings"),
     ("/embed", "embeddings"),
     ("/rerank", "rerank"),
-    ("/generate", "generate"),
-    ("/generate_stream", "generate"),
-    (":generatecontent", "generate"),
-    (":streamgeneratecontent", "generate"),
 )
-_LIMITS = ("max_completion_tokens", "max_output_tokens", "max_tokens", "max_tokens_to_sample", "max_new_tokens")
+_STREAMED = ("/generate_stream", ":streamGenerateContent", ":streamRawPredict", "/text/generation_stream")
+_STREAM_BY_DEFAULT = ("/api/chat", "/api/generate")  # Ollama
+_LIMITS = (
+    "max_completion_tokens",
+    "max_tokens",
+    "max_output_tokens",
+    "max_new_tokens",
+    "n_predict",
+    "num_predict",
+    "max_tokens_to_sample",
+)
 
 
 class Asked(NamedTuple):
@@ -36,16 +55,22 @@ class Asked(NamedTuple):
     tools: int | None = None
 
 
-def endpoint_of(path: str) -> str:
-    """One of `traces.record.ENDPOINTS`, from a path or URL; its query does not matter."""
-    clean = path.partition("?")[0].rstrip("/").lower()
-    return next((endpoint for ending, endpoint in _PATHS if clean.endswith(ending)), "other")
+def endpoint_of(path: str) -> str | None:
+    """One of `traces.record.ENDPOINTS` for the path or URL of an LLM, None for any other; a query does not matter."""
+    path = path.partition("?")[0].rstrip("/")
+    return next((endpoint for end, endpoint in _ENDS if path.endswith(end)), None)
+
+
+def streams_by_path(path: str) -> bool | None:
+    """Whether the path alone says stream; None when the body does."""
+    path = path.partition("?")[0].rstrip("/")
+    return True if path.endswith((*_STREAMED, *_STREAM_BY_DEFAULT)) else None
 
 
 def asked(path: str, body: bytes) -> Asked:
-    """What a request asked for; a body that is no JSON object tells nothing."""
+    """What a request asked for. A body that is no JSON object tells nothing, nor does one on a path of no LLM."""
     endpoint = endpoint_of(path)
-    if endpoint == "other":
+    if endpoint is None:
         return Asked()
     try:
         fields = msgspec.json.decode(body) if body else {}
@@ -53,22 +78,23 @@ def asked(path: str, body: bytes) -> Asked:
         fields = {}
     if not isinstance(fields, dict):
         fields = {}
-    streams = path.partition("?")[0].lower().endswith((":streamgeneratecontent", "/generate_stream"))
     model, tools = fields.get("model"), fields.get("tools")
     return Asked(
         endpoint=endpoint,
-        model=model if isinstance(model, str) else None,
-        stream=True if streams else _stream(endpoint, fields),
+        model=model[:200] if isinstance(model, str) else None,
+        stream=_stream(path, endpoint, fields),
         max_tokens=next((count for name in _LIMITS if (count := _count(fields.get(name))) is not None), None),
         n=_count(fields.get("n")),
         tools=len(tools) if isinstance(tools, list) else None,
     )
 
 
-def _stream(endpoint: str, fields: dict[str, Any]) -> bool | None:
+def _stream(path: str, endpoint: str, fields: dict[str, Any]) -> bool | None:
     value = fields.get("stream")
     if isinstance(value, bool):
         return value
+    if streams_by_path(path):
+        return True
     return False if fields and endpoint not in {"embeddings", "rerank"} else None
 
 
