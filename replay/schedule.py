@@ -106,10 +106,19 @@ class Schedule:
             return min(soonest, int(self._first_ns[self._place]))
         return soonest
 
-    def upcoming(self, count: int) -> list[int]:
-        """The next first turns, for whoever builds ahead."""
-        found: list[int] = self._first[self._place : self._place + count].tolist()
-        return found
+    @property
+    def place(self) -> int:
+        """How many first turns have been taken."""
+        return self._place
+
+    @property
+    def first_turns(self) -> int:
+        """How many first turns there are."""
+        return len(self._first)
+
+    def first_turn(self, index: int) -> int:
+        """The row of a first turn, for whoever builds ahead."""
+        return int(self._first[index])
 
     def stop(self) -> None:
         """Send nothing more."""

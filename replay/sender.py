@@ -1,0 +1,384 @@
+"""Sends what is due, notes what has ended, and measures it when there is time: the loop of one worker.
+
+    wake     what is due is sent, what has lost patience is given up; the alarm is set for the next moment
+    ended    the transport reports an end: a cap's slot is free, a next turn may be due; nothing is parsed
+    settle   in between: what has ended is measured (`traces.meter`) and becomes a row, the next bodies are built
+
+so between the socket and the time stamp there is nothing but the transport. A turn of `settle` is a third of a
+millisecond at most and waits while something is due, unless much has piled up. All times are of one monotonic clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from heapq import heappop, heappush
+from typing import Any, Protocol, cast
+
+from replay.counters import WorkerCounters
+from replay.exchange import Exchange, WireRequest
+from replay.plan import NONE, Plan
+from replay.prompts import Bodies
+from replay.rows import BATCH_ROWS, RowWriter
+from replay.schedule import NEVER, Release, Schedule
+from traces.meter import End, Meter
+from traces.record import ENDPOINTS
+from traces.units import NS_PER_S
+
+AHEAD = 256  # bodies built before they are due, and
+AHEAD_BYTES = 8 << 20  # no more than so much of them
+QUIET_NS = 150_000  # measuring waits when something is due sooner
+SLICE_NS = 300_000  # one turn of measuring between two looks at the sockets
+FEED = 32  # reads fed to a meter at a time
+FLUSH_NS = NS_PER_S
+BACKLOG = 5_000  # ended exchanges that may wait before measuring no longer waits for a quiet moment
+RETRY_LIMIT_NS = 30 * NS_PER_S
+RETRY_FIRST_NS = NS_PER_S // 2
+
+
+class Transport(Protocol):
+    """Who carries exchanges (`replay.connection`, `replay.aiohttp_transport`)."""
+
+    name: str
+    made: int
+
+    def start(self, request: WireRequest, done: Callable[[Exchange], None]) -> Exchange:
+        """Send; `done` is called once at the end."""
+
+    async def open(self) -> None:
+        """Get ready; needs a running loop."""
+
+    async def close(self) -> None:
+        """Cut what is in flight and let go of the sockets."""
+
+
+class Flight:
+    """A row that was sent, until it is measured."""
+
+    __slots__ = ("attempts", "exchange", "meter", "release", "sender", "sent_ns", "tries")
+
+    def __init__(self, sender: Sender, release: Release) -> None:
+        self.sender = sender
+        self.release = release
+        self.exchange: Exchange | None = None
+        self.sent_ns = 0
+        self.attempts = 0  # requests on the wire
+        self.tries = 0  # of them, those that were no reaction to a stale connection
+        self.meter: Meter | None = None
+
+    def done(self, exchange: Exchange) -> None:
+        """The exchange has ended; called by the transport."""
+        self.exchange = exchange
+        self.sender.ended(self, exchange)
+
+    def spill(self, exchange: Exchange) -> None:
+        """A long answer: measure what has come so far, so that it does not pile up."""
+        self.exchange = exchange
+        self.sender.feed(self, len(exchange.segments))
+
+
+class Sender:
+    """Sends a schedule through a transport and turns what comes back into rows.
+
+    Args:
+        schedule: what goes when; times from T0.
+        bodies: requests by row.
+        transport: who carries them.
+        rows: where measured rows go.
+        counters: this worker's counters.
+        retry: further attempts after connect errors, 429 and 5xx.
+        chunks: which chunk times to keep.
+        alarm: `alarm(ns)` makes `wake` be called at that moment of the monotonic clock.
+        soon: makes a function be called in the loop's next turn.
+        clock: the monotonic clock.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        bodies: Bodies,
+        transport: Transport,
+        rows: RowWriter,
+        counters: WorkerCounters,
+        *,
+        retry: int = 0,
+        chunks: str = "all",
+        drain_ns: int = 120 * NS_PER_S,
+        alarm: Callable[[int], None],
+        soon: Callable[[Callable[[], None]], Any],
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self.schedule, self.bodies, self.transport = schedule, bodies, transport
+        self.rows, self.counters = rows, counters
+        self.retry, self.chunks, self.drain_ns = retry, chunks, drain_ns
+        self.clock = clock
+        self.start_ns = 0
+        self.retries = 0
+        self.stopped = False
+        self.drain_ended = False
+        self.finished = asyncio.Event()
+        self._alarm, self._soon = alarm, soon
+        self._plan: Plan = bodies.plan
+        self._ahead: dict[int, WireRequest] = {}
+        self._ahead_bytes = 0
+        self._built = 0
+        self._flying: dict[Flight, None] = {}
+        self._over: deque[Flight] = deque()  # ended, to be measured
+        self._timed: list[tuple[int, int, Flight, bool]] = []  # (when, tie, flight, is a retry); else an abort
+        self._ties = 0
+        self._settling = False
+        self._drain_ns: int | None = None
+        self._flushed_ns = 0
+        self._counted_dropped = 0
+
+    def begin(self, start_ns: int) -> None:
+        """The run's zero; the first wake follows by itself."""
+        self.start_ns = self._flushed_ns = start_ns
+        self.look_ahead()
+        self._arm()
+
+    def wake(self) -> None:
+        """Send all that is due now, abort what has lost patience, and set the alarm for the next."""
+        schedule = self.schedule
+        while (release := schedule.take(self.clock() - self.start_ns)) is not None:
+            self._send(Flight(self, release))
+        now_ns = self.clock()
+        while self._timed and self._timed[0][0] <= now_ns:
+            _, _, flight, again = heappop(self._timed)
+            if again:
+                self._attempt(flight)
+            elif flight in self._flying and flight.exchange is not None:
+                flight.exchange.cancel("client_abort")
+        if schedule.finished:
+            self._drain(now_ns)
+        self._arm()
+        self._settle_soon()
+
+    def stop(self) -> None:
+        """Send nothing more and cut what is in flight: the run was ended."""
+        if not self.stopped:
+            self.stopped = True
+            self.schedule.stop()
+            self._cut()
+            self._check_finished()
+
+    def ended(self, flight: Flight, exchange: Exchange) -> None:
+        """An exchange is over: free its slot, make its next turn due, and leave the measuring for later."""
+        now_ns = exchange.end_ns or self.clock()
+        flight.attempts += exchange.attempts
+        flight.tries += 1
+        if flight.tries <= self.retry and not self.stopped and self._try_again(flight, exchange, now_ns):
+            return
+        self._flying.pop(flight, None)
+        row = flight.release.row
+        self.counters.ended(int(self._plan.tenant[row]))
+        self.schedule.ended(row, now_ns - self.start_ns)
+        self._over.append(flight)
+        if self.schedule.next_ns <= now_ns - self.start_ns:
+            self._soon(self.wake)
+        else:
+            self._arm()
+        self._settle_soon()
+        if self.schedule.finished:
+            self._check_finished()
+
+    def feed(self, flight: Flight, limit: int) -> None:
+        """Give up to `limit` reads of a flight to its meter."""
+        exchange = flight.exchange
+        assert exchange is not None
+        meter = flight.meter
+        if meter is None:
+            meter = flight.meter = self._meter(flight)
+            if exchange.status is not None and exchange.headers_ns is not None:
+                meter.head(exchange.headers_ns, exchange.status, exchange.headers)
+        segments = exchange.segments
+        if len(segments) <= limit:
+            for at_ns, data in segments:
+                meter.feed(at_ns, data)
+            segments.clear()
+            return
+        for at_ns, data in segments[:limit]:
+            meter.feed(at_ns, data)
+        del segments[:limit]
+
+    def settle(self) -> None:
+        """Measure what has ended and build what is due next, a slice at a time, when nothing is due right now."""
+        self._settling = False
+        now_ns = self.clock()
+        due_ns = self.schedule.next_ns
+        gap_ns = due_ns + self.start_ns - now_ns if due_ns < NEVER else NEVER
+        if gap_ns < QUIET_NS and len(self._over) < BACKLOG:
+            return  # the next wake comes back to it
+        until_ns = now_ns + min(SLICE_NS, max(gap_ns, QUIET_NS))
+        while self._over:
+            if self._measure(self._over[0]):
+                self._over.popleft()
+            if self.clock() > until_ns:
+                break
+        if len(self.rows) >= BATCH_ROWS or (self.rows and now_ns - self._flushed_ns > FLUSH_NS):
+            self._flushed_ns = now_ns
+            self.rows.flush()
+        while self.clock() < until_ns and self._build():
+            pass
+        if self._over:
+            self._settle_soon()
+        elif self.schedule.finished:
+            self._check_finished()
+
+    def beat(self, lag_ns: int) -> None:
+        """A sign of life, and a turn for what waits: bodies ahead, rows to be measured."""
+        self.counters.beat(self.clock(), self.schedule.held, len(self._over), lag_ns, self.transport.made)
+        for row in self.schedule.dropped[self._counted_dropped :]:
+            self.counters.dropped(int(self._plan.tenant[row]))
+            self._request(row)
+        self._counted_dropped = len(self.schedule.dropped)
+        self._settle_soon()
+
+    def look_ahead(self) -> None:
+        """Build the bodies of the next first turns."""
+        while self._build():
+            pass
+
+    def _build(self) -> bool:
+        """One more body ahead of its time; False when there are enough."""
+        place = self.schedule.place
+        index = max(self._built, place)
+        if index >= min(place + AHEAD, self.schedule.first_turns) or self._ahead_bytes > AHEAD_BYTES:
+            return False
+        row = self.schedule.first_turn(index)
+        request = self._ahead[row] = self.bodies.request(row)
+        self._ahead_bytes += len(request.body)
+        self._built = index + 1
+        return True
+
+    def _request(self, row: int) -> WireRequest:
+        request = self._ahead.pop(row, None)
+        if request is None:
+            return self.bodies.request(row)
+        self._ahead_bytes -= len(request.body)
+        return request
+
+    def _send(self, flight: Flight) -> None:
+        flight.sent_ns = self.clock()
+        release, row = flight.release, flight.release.row
+        late_ns = None if release.due_ns is None else flight.sent_ns - self.start_ns - release.released_ns
+        self._flying[flight] = None
+        self.counters.sent(int(self._plan.tenant[row]), late_ns)
+        patience_ns = int(self._plan.abort_ns[row])
+        self._attempt(flight)
+        if patience_ns != NONE:
+            self._at(flight.sent_ns + patience_ns, flight, again=False)
+
+    def _attempt(self, flight: Flight) -> None:
+        row = flight.release.row
+        exchange = self.transport.start(self._request(row), flight.done)
+        if not flight.attempts and flight.exchange is None:
+            flight.sent_ns = exchange.started_ns
+        flight.exchange = exchange
+        exchange.spill = flight.spill
+
+    def _try_again(self, flight: Flight, exchange: Exchange, now_ns: int) -> bool:
+        status = exchange.status
+        if exchange.end != "connect_error" and not (status is not None and (status == 429 or 500 <= status < 600)):
+            return False
+        wait_ns = min(RETRY_FIRST_NS << (flight.tries - 1), RETRY_LIMIT_NS)
+        for name, value in exchange.headers:
+            if name.lower() == "retry-after" and value.strip().isdigit():
+                wait_ns = min(int(value) * NS_PER_S, RETRY_LIMIT_NS)
+        self.retries += 1
+        self.counters.retried()
+        flight.meter = None
+        self._at(now_ns + wait_ns, flight, again=True)
+        return True
+
+    def _measure(self, flight: Flight) -> bool:
+        """Feed a slice of a flight; at its end write its row. True when that is done."""
+        exchange = flight.exchange
+        assert exchange is not None
+        self.feed(flight, FEED)
+        if exchange.segments:
+            return False
+        assert flight.meter is not None
+        measured = flight.meter.close(exchange.end_ns or 0, cast("End", exchange.end or "cut"))
+        if exchange.error is not None and measured.error is None and measured.outcome != "ok":
+            measured.error = exchange.error
+        release, row, start_ns = flight.release, flight.release.row, self.start_ns
+        sent_ns = flight.sent_ns - start_ns
+        origin_ns = sent_ns if release.due_ns is None else release.due_ns
+        self.rows.append(
+            row,
+            (
+                release.due_ns,
+                release.released_ns if release.due_ns is not None else sent_ns,
+                sent_ns,
+                exchange.connect_ns,
+                flight.attempts,
+                len(exchange.request.body),
+            ),
+            measured,
+        )
+        first_ns = measured.first_token_ns
+        ttft_ns = None if first_ns is None else first_ns + sent_ns - origin_ns
+        self.counters.measured(int(self._plan.tenant[row]), measured.outcome, measured.output_tokens or 0, ttft_ns)
+        flight.exchange = flight.meter = None
+        return True
+
+    def _meter(self, flight: Flight) -> Meter:
+        row, plan = flight.release.row, self._plan
+        return Meter(
+            endpoint=ENDPOINTS[int(plan.endpoint[row])],
+            stream=bool(plan.stream[row]),
+            n=int(plan.n[row]),
+            start_ns=flight.sent_ns,
+            chunks=self.chunks,
+            max_tokens=int(plan.output_tokens[row]),
+        )
+
+    def _at(self, when_ns: int, flight: Flight, *, again: bool) -> None:
+        self._ties += 1
+        heappush(self._timed, (when_ns, self._ties, flight, again))
+        self._arm()
+
+    def _arm(self) -> None:
+        due_ns = self.schedule.next_ns
+        when_ns = due_ns + self.start_ns if due_ns < NEVER else NEVER
+        if self._timed:
+            when_ns = min(when_ns, self._timed[0][0])
+        if self._drain_ns is not None:
+            when_ns = min(when_ns, self._drain_ns)
+        if when_ns < NEVER:
+            self._alarm(when_ns)
+
+    def _settle_soon(self) -> None:
+        if not self._settling:
+            self._settling = True
+            self._soon(self.settle)
+
+    def _drain(self, now_ns: int) -> None:
+        """All is sent: what is in flight has until the end of the drain."""
+        if self._drain_ns is None:
+            self._drain_ns = now_ns + self.drain_ns
+        elif now_ns >= self._drain_ns and self._flying:
+            self.drain_ended = True
+            self._cut()
+        if self._drain_ns <= now_ns:
+            self._drain_ns = NEVER
+        self._check_finished()
+
+    def _cut(self) -> None:
+        waiting = [flight for _, _, flight, again in self._timed if again]
+        self._timed.clear()
+        self.retry = 0
+        for flight in list(self._flying):
+            if flight.exchange is not None and flight.exchange.end_ns is None:
+                flight.exchange.cancel("cut")
+        for flight in waiting:  # between two attempts: its last answer stands
+            if flight in self._flying and flight.exchange is not None:
+                flight.attempts -= flight.exchange.attempts
+                self.ended(flight, flight.exchange)
+
+    def _check_finished(self) -> None:
+        if self.schedule.finished and not self._flying and not self._over:
+            self.finished.set()
