@@ -16,7 +16,6 @@ Ids are used where the endpoint takes them, words elsewhere (`replay.vocabulary`
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -25,6 +24,7 @@ import numpy as np
 from replay.exchange import WireRequest
 from replay.plan import NONE, Plan
 from replay.vocabulary import Vocabulary
+from tenants.dialects import length_fields, merge
 from traces.record import ENDPOINTS
 
 PATHS = {
@@ -35,16 +35,9 @@ PATHS = {
     "generate": "/generate",
 }
 
-_TAKES_IDS = {
-    "vllm": ("completions",),
-    "sglang": ("completions", "generate"),
-    "trtllm": ("completions",),
-    "dynamo": ("completions",),
-}
-"""Dialect → endpoints that take a prompt as token ids."""
-
-_CANNOT_FORCE = frozenset({"openai", "anthropic", "tgi", "ollama"})
-"""Dialects without a way to make the output as long as asked; the length is a limit there."""
+_TAKES_IDS = ("completions", "generate")
+_ENGINES_WITH_IDS = ("vllm", "sglang", "tensorrt-llm", "dynamo", "none", "header:")
+"""Families of dialects whose servers take a prompt as token ids at the endpoints above."""
 
 _RIVER = 1 << 15
 _DIGITS_BITS = 40
@@ -88,12 +81,7 @@ class Wiring(msgspec.Struct, frozen=True, kw_only=True):
 
 def takes_ids(dialect: str, endpoint: str) -> bool:
     """Whether an endpoint takes a prompt as token ids in this dialect."""
-    return endpoint in _TAKES_IDS.get(dialect, ())
-
-
-def forces_length(dialect: str) -> bool:
-    """Whether the output can be made exactly as long as asked in this dialect."""
-    return dialect not in _CANNOT_FORCE
+    return endpoint in _TAKES_IDS and dialect.startswith(_ENGINES_WITH_IDS)
 
 
 class River:
@@ -149,6 +137,9 @@ def mix(salt: int, key: int) -> int:
     return value ^ (value >> 31)
 
 
+_Frame = tuple[bytes, list[bytes], str, bytes]  # before the prompt, what follows split at the length, path, header
+
+
 class Bodies:
     """Requests for rows of a plan.
 
@@ -166,7 +157,7 @@ class Bodies:
         ids = [str(token).encode() for token in vocabulary.ids] if wiring.ids else []
         self._ids = River(ids, b",", seed) if len(ids) > 1 else None
         self._words = River([word.encode() for word in vocabulary.words], b" ", seed) if vocabulary.words else None
-        self._frames: dict[tuple[int, ...], tuple[bytes, bytes, bytes, str, bytes]] = {}
+        self._frames: dict[tuple[int, ...], _Frame] = {}
 
     def request(self, row: int) -> WireRequest:
         """The request of a row: method, path, header lines and body."""
@@ -182,11 +173,11 @@ class Bodies:
         frame = self._frames.get(key)
         if frame is None:
             frame = self._frames[key] = self._frame(key)
-        before, between, after, path, header = frame
+        before, after, path, header = frame
         tokens = int(plan.output_tokens[row])
         if key[5] > 1:
             tokens = -(-tokens // key[5])
-        body = b"%b%b%b%d%b" % (before, self.prompt(row), between, tokens, after)
+        body = b"%b%b%b" % (before, self.prompt(row), (b"%d" % tokens).join(after))
         return WireRequest(
             "POST",
             path,
@@ -238,7 +229,7 @@ class Bodies:
             found.append((own, total))
         return found
 
-    def _frame(self, key: tuple[int, ...]) -> tuple[bytes, bytes, bytes, str, bytes]:
+    def _frame(self, key: tuple[int, ...]) -> _Frame:
         """A body around its prompt and its output length, the path and the header lines, for one kind of row."""
         endpoint, stream, model, tenant, rank, n = key
         wiring, kind = self.wiring, ENDPOINTS[endpoint]
@@ -247,31 +238,32 @@ class Bodies:
         asked = wiring.tenant_models.get(name) or (wiring.models[model] if model != NONE else wiring.model)
         ids = self._ids is not None and takes_ids(wiring.dialect, kind)
         body = shape_of(kind, dialect=wiring.dialect, model=asked, stream=bool(stream), n=n, ids=ids)
-        body = _merged(body, fields)
+        body = merge(body, fields)
         text = json.dumps(body, separators=(",", ":"), ensure_ascii=True)
         before, rest = text.split('"@prompt"' if ids else "@prompt")
-        between, after = rest.split('"@tokens"')
+        after = [part.encode() for part in rest.split('"@tokens"')]
         lines = {"content-type": "application/json", **wiring.headers, **wiring.tenant_headers.get(name, {}), **headers}
         header = "".join(f"{key}: {value}\r\n" for key, value in lines.items())
         path = wiring.base_path + _path(kind, wiring.dialect, stream=bool(stream))
-        return before.encode(), between.encode(), after.encode(), path, header.encode("latin-1")
+        return before.encode(), after, path, header.encode("latin-1")
 
 
 def shape_of(kind: str, *, dialect: str, model: str, stream: bool, n: int = 1, ids: bool = False) -> dict[str, Any]:
-    """A request body with `@prompt` and `@tokens` where prompt and output length go, in that order."""
+    """A request body with `@prompt` and `@tokens` where prompt and output length go, the prompt first."""
     prompt: Any = ["@prompt"] if ids else "@prompt"
-    forced: dict[str, Any] = {"ignore_eos": True} if forces_length(dialect) else {}
+    lengths: dict[str, Any] = length_fields(dialect, "@tokens", chat=kind == "chat")  # type: ignore[arg-type]
     if kind == "generate":
         return _generate(dialect, prompt, stream=stream, ids=ids)
+    asked: dict[str, Any] = {"model": model}
     if kind == "completions":
-        asked: dict[str, Any] = {"model": model, "prompt": prompt, "max_tokens": "@tokens", **forced}
+        asked |= {"prompt": prompt, **lengths}
     elif kind == "chat":
-        limit = "max_completion_tokens" if dialect == "openai" else "max_tokens"
-        asked = {"model": model, "messages": _said(prompt), limit: "@tokens", **forced}
+        asked |= {"messages": _said(prompt), **lengths}
     elif kind == "responses":
-        return {"model": model, "input": prompt, "max_output_tokens": "@tokens", **forced, "stream": stream}
+        forced = {key: value for key, value in lengths.items() if key == "ignore_eos"}
+        return asked | {"input": prompt, "max_output_tokens": "@tokens", **forced, "stream": stream}
     else:
-        return {"model": model, "messages": _said(prompt), "max_tokens": "@tokens", "stream": stream}
+        return asked | {"messages": _said(prompt), "max_tokens": "@tokens", "stream": stream}
     if n > 1:
         asked["n"] = n
     asked["stream"] = stream
@@ -287,20 +279,11 @@ def _said(prompt: Any) -> list[dict[str, Any]]:
 def _generate(dialect: str, prompt: Any, *, stream: bool, ids: bool) -> dict[str, Any]:
     if dialect == "tgi":
         return {"inputs": prompt, "parameters": {"max_new_tokens": "@tokens", "details": True}}
-    sampling = {"max_new_tokens": "@tokens", "ignore_eos": True}
-    return {"input_ids" if ids else "text": prompt, "sampling_params": sampling, "stream": stream}
+    asked: dict[str, Any] = {"input_ids" if ids else "text": prompt}
+    return merge(asked, length_fields("sglang-generate", "@tokens")) | {"stream": stream}  # type: ignore[arg-type]
 
 
 def _path(kind: str, dialect: str, *, stream: bool) -> str:
     if kind == "generate" and dialect == "tgi" and stream:
         return "/generate_stream"
     return PATHS[kind]
-
-
-def _merged(body: dict[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Body and priority fields together; nested objects are merged."""
-    found = dict(body)
-    for key, value in fields.items():
-        both = isinstance(value, dict) and isinstance(found.get(key), dict)
-        found[key] = _merged(found[key], value) if both else value
-    return found
