@@ -1,4 +1,4 @@
-"""Before the first request: may we send there, is it reachable, what is it, does it have the model, what is a token there.
+"""Before the first request: may we send there, is it up, what is it, has it the model, what is a token there.
 
     parse_target → allowed → look → model_for → learn_vocabulary, overheads → file_descriptors
 
@@ -14,7 +14,8 @@ import json
 import os
 import resource
 import ssl
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -22,7 +23,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from replay import vocabulary
-from replay.plan import NONE, Plan
+from replay.plan import Plan
 from replay.prompts import PATHS, shape_of, takes_ids
 from replay.vocabulary import Vocabulary
 from tenants import dialects
@@ -95,7 +96,9 @@ def allowed(target: Target, hosts: Sequence[str]) -> None:
             return
     except ValueError:
         pass
-    raise Refused(f"--target {target.origin} is not this machine: name it with --allow-host {target.host} to send there")
+    raise Refused(
+        f"--target {target.origin} is not this machine: name it with --allow-host {target.host} to send there"
+    )
 
 
 class Ask:
@@ -162,7 +165,9 @@ def look(ask: Ask) -> Server:
         why = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise Refused(f"--target {ask.target.origin} does not answer ({why}): is the server up?") from error
     if status in {401, 403}:
-        raise Refused(f"--target {ask.target.origin} refuses the key (HTTP {status}): set it in the variable of --api-key-env")
+        raise Refused(
+            f"--target {ask.target.origin} refuses the key (HTTP {status}): set it in the variable of --api-key-env"
+        )
     listed = models if status == 200 else None
     version, metrics = _text(ask, "/version"), _text(ask, "/metrics")
     found = _models(listed)
@@ -233,7 +238,15 @@ def model_for(wanted: str | None, plan: Plan, server: Server) -> Models:
     return Models((only,) * len(plan.models), only, notes)
 
 
-def learn_vocabulary(ask: Ask, model: str, dialect: str, plan: Plan, tokenizer: Path | None) -> Vocabulary:
+class Known(NamedTuple):
+    """Whom to ask, in its own words."""
+
+    ask: Ask
+    dialect: str
+    model: str
+
+
+def learn_vocabulary(known: Known, plan: Plan, tokenizer: Path | None) -> Vocabulary:
     """What prompts are made of here: a tokenizer file, else the server's `/tokenize`, else its `usage`.
 
     Raises:
@@ -246,46 +259,41 @@ def learn_vocabulary(ask: Ask, model: str, dialect: str, plan: Plan, tokenizer: 
             raise Refused(f"--tokenizer {error}") from error
 
     def encode(text: str) -> list[int]:
-        body = {"model": model, "prompt": text, "add_special_tokens": False}
-        status, answer = ask.post("/tokenize", body)
+        body = {"model": known.model, "prompt": text, "add_special_tokens": False}
+        status, answer = known.ask.post("/tokenize", body)
         if status != 200 or not isinstance(answer, dict) or not isinstance(answer.get("tokens"), list):
             raise LookupError(status)
         return [int(token) for token in answer["tokens"]]
 
-    kinds = _kinds(plan)
-    try:
-        if all(takes_ids(dialect, kind) for kind in kinds):  # ids alone are needed: one question
+    kinds = kinds_of(plan)
+    with suppress(LookupError, ValueError, OSError, http.client.HTTPException):
+        if all(takes_ids(known.dialect, kind) for kind in kinds):  # ids alone are needed: one question
             ids = tuple(dict.fromkeys(encode(vocabulary.text_of(vocabulary.CANDIDATES))))
             return Vocabulary(ids=ids, words=vocabulary.CANDIDATES, source="tokenize")
         return vocabulary.learn(lambda text: len(encode(text)), encode, "tokenize")
-    except (LookupError, ValueError, OSError, http.client.HTTPException):
-        pass
 
     def count(text: str) -> int:
-        used = usage(ask, kinds[0], dialect, model, text)
+        used = usage(known, kinds[0], text)
         if used is None:
             raise LookupError
         return used
 
-    try:
+    with suppress(LookupError, OSError, http.client.HTTPException):
         base = count(vocabulary.text_of(["the"])) - 1
         return vocabulary.learn(lambda text: count(text) - base, None, "usage", enough=USAGE_WORDS)
-    except (LookupError, OSError, http.client.HTTPException):
-        return vocabulary.ASSUMED
+    return vocabulary.ASSUMED
 
 
-def overheads(
-    ask: Ask, model: str, dialect: str, plan: Plan, learnt: Vocabulary, headers: Mapping[str, str] | None = None
-) -> tuple[dict[str, int], list[str]]:
+def overheads(known: Known, plan: Plan, learnt: Vocabulary) -> tuple[dict[str, int], list[str]]:
     """Tokens that each endpoint adds around a text prompt (chat template, begin-of-text), by the server's usage."""
     found: dict[str, int] = {}
     notes: list[str] = []
-    for kind in _kinds(plan):
-        if learnt.ids and takes_ids(dialect, kind):
+    words = [learnt.words[index % len(learnt.words)] for index in range(SAMPLE_WORDS)]
+    for kind in kinds_of(plan):
+        if learnt.ids and takes_ids(known.dialect, kind):
             continue
-        words = [learnt.words[index % len(learnt.words)] for index in range(SAMPLE_WORDS)]
         try:
-            used = usage(ask, kind, dialect, model, vocabulary.text_of(words), headers)
+            used = usage(known, kind, vocabulary.text_of(words))
         except (OSError, http.client.HTTPException):
             used = None
         if used is None:
@@ -295,16 +303,11 @@ def overheads(
     return found, notes
 
 
-def usage(
-    ask: Ask, kind: str, dialect: str, model: str, text: str, headers: Mapping[str, str] | None = None
-) -> int | None:
+def usage(known: Known, kind: str, text: str) -> int | None:
     """Prompt tokens that the server counts for a text at an endpoint; one real request of one output token."""
-    body = json.loads(
-        json.dumps(shape_of(kind, dialect=dialect, model=model, stream=False))
-        .replace('"@tokens"', "1")
-        .replace("@prompt", text)
-    )
-    status, answer = ask.post(PATHS[kind], body, headers)
+    shape = json.dumps(shape_of(kind, dialect=known.dialect, model=known.model, stream=False))
+    body = json.loads(shape.replace('"@tokens"', "1").replace("@prompt", text))
+    status, answer = known.ask.post(PATHS[kind], body)
     if status != 200 or not isinstance(answer, dict):
         return None
     used = answer.get("usage") or answer.get("meta_info") or {}
@@ -314,7 +317,7 @@ def usage(
     return None
 
 
-def _kinds(plan: Plan) -> list[str]:
+def kinds_of(plan: Plan) -> list[str]:
     """Endpoints that the plan sends to."""
     import numpy as np
 
@@ -328,10 +331,8 @@ def length_notes(plan: Plan, server: Server) -> list[str]:
     too_long = int(((plan.input_tokens.astype("int64") + plan.output_tokens) > server.max_model_len).sum())
     if not too_long:
         return []
-    return [
-        f"{too_long:,} requests are longer than the model's {server.max_model_len:,} tokens and will be refused; "
-        f"see --lengths max={server.max_model_len}"
-    ]
+    most = server.max_model_len
+    return [f"{too_long:,} requests exceed the model's {most:,} tokens and will be refused; see --lengths max={most}"]
 
 
 def file_descriptors(plan: Plan, workers: int, concurrency: int | None) -> list[str]:
@@ -350,11 +351,3 @@ def file_descriptors(plan: Plan, workers: int, concurrency: int | None) -> list[
 def api_key(name: str) -> str | None:
     """A key from the environment; empty counts as none."""
     return os.environ.get(name) or None
-
-
-def has_ranks(plan: Plan) -> bool:
-    """Whether any row has a priority."""
-    return bool((plan.rank != NONE).any())
-
-
-Say = Callable[[str], None]

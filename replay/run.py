@@ -32,8 +32,9 @@ import pyarrow as pa
 
 from replay import plan as planning
 from replay import rows as rows_of
-from replay.counters import Counters, Snapshot
-from replay.plan import Plan
+from replay.counters import Counters
+from replay.plan import NONE, Plan
+from replay.snapshot import LiveSnapshot, snapshot
 from replay.worker import Job, Report
 from traces import parquet
 from traces.record import Metadata
@@ -45,7 +46,7 @@ LOOK_S = 0.1
 SILENCE_S = 30.0  # a worker beats twenty times a second
 STOP_S = 15.0  # from the order to stop to the last row written
 
-Watch = Callable[[Snapshot, float], None]
+Watch = Callable[[LiveSnapshot], None]
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
@@ -176,7 +177,7 @@ def run(
         models: model names asked for, `plan.models` in the server's words and then the default.
         metadata: of the outcome file.
         arm: name of the experiment's arm.
-        watch: called ten times a second with the counters and the seconds since T0.
+        watch: called ten times a second with the state of the run.
 
     Raises:
         Interrupted: a second Ctrl-C.
@@ -188,7 +189,7 @@ def run(
     counters = Counters.create(work / "counters", crew.workers, plan.tenants)
     caps = {plan.tenants.index(name): cap for name, cap in capped.items() if name in plan.tenants}
     with _interrupts() as interrupts:
-        watcher = _Watcher(crew, counters, watch, interrupts)
+        watcher = _Watcher(crew, counters, _View(plan, watch), interrupts)
         for worker in range(crew.workers):
             mine = msgspec.structs.replace(
                 job,
@@ -243,13 +244,34 @@ def _users(concurrency: int | None, worker: int, workers: int) -> int | None:
     return concurrency // workers + (worker < concurrency % workers)
 
 
+class _View:
+    """The plan's part of a live snapshot, and who wants to see it."""
+
+    def __init__(self, plan: Plan, watch: Watch) -> None:
+        self._watch = watch
+        self._span_ns = plan.span_ns
+        self._planned = np.bincount(plan.tenant, minlength=len(plan.tenants)).tolist()
+        self._ranks: list[int | None] = []
+        for index in range(len(plan.tenants)):
+            ranks = plan.rank[plan.tenant == index]
+            self._ranks.append(int(ranks.min()) if len(ranks) and ranks.min() != NONE else None)
+
+    def show(self, elapsed_ns: int, counters: Counters, *, stopping: bool) -> None:
+        """The counters as they are now."""
+        stage = "stopping" if stopping else "draining" if elapsed_ns > self._span_ns else "sending"
+        names = list(counters.tenants)
+        self._watch(
+            snapshot(elapsed_ns, self._span_ns, names, self._ranks, self._planned, rows=counters.rows(), stage=stage)
+        )
+
+
 class _Watcher:
     """Looks at the workers until they are done, dead, or told to stop."""
 
-    def __init__(self, crew: Crew, counters: Counters, watch: Watch, interrupts: list[int]) -> None:
+    def __init__(self, crew: Crew, counters: Counters, view: _View, interrupts: list[int]) -> None:
         self.reports: dict[int, Report] = {}
         self.lost: list[str] = []
-        self._crew, self._counters, self._watch, self._interrupts = crew, counters, watch, interrupts
+        self._crew, self._counters, self._view, self._interrupts = crew, counters, view, interrupts
         self._pending = set(range(crew.workers))
         self._ready: set[int] = set()
         self._stopped_at: float | None = None
@@ -276,8 +298,7 @@ class _Watcher:
             self._listen()
             self._check_interrupts()
             now_ns = time.monotonic_ns()
-            snapshot = self._counters.snapshot()
-            self._watch(snapshot, (now_ns - start_ns) / NS_PER_S)
+            self._view.show(now_ns - start_ns, self._counters, stopping=self._stopped_at is not None)
             self._check_silence(now_ns, start_ns)
         self._selector.close()
 
@@ -315,7 +336,7 @@ class _Watcher:
 
     def _check_silence(self, now_ns: int, start_ns: int) -> None:
         for worker in list(self._pending):
-            silent_s = (now_ns - max(start_ns, self._counters.beat_ns(worker))) / NS_PER_S
+            silent_s = (now_ns - max(start_ns, self._counters.state(worker).beat_ns)) / NS_PER_S
             if silent_s > SILENCE_S:
                 self._give_up(worker, f"worker {worker} was silent for {silent_s:.0f} s and was given up")
 

@@ -94,6 +94,10 @@ class Schedule:
         """Requests that wait for their tenant's cap."""
         return sum(len(queue) for queue in self._held.values())
 
+    def held_by_tenant(self) -> list[tuple[int, int]]:
+        """(tenant, requests that wait for its cap)."""
+        return [(tenant, len(queue)) for tenant, queue in self._held.items()]
+
     @property
     def next_ns(self) -> int:
         """When to ask again; NEVER when only an end can bring more."""

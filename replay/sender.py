@@ -11,6 +11,7 @@ millisecond at most and waits while something is due, unless much has piled up. 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -23,7 +24,7 @@ from replay.plan import NONE, Plan
 from replay.prompts import Bodies
 from replay.rows import BATCH_ROWS, RowWriter
 from replay.schedule import NEVER, Release, Schedule
-from traces.meter import End, Meter
+from traces.meter import End, Measured, Meter
 from traces.record import ENDPOINTS
 from traces.units import NS_PER_S
 
@@ -36,6 +37,7 @@ FLUSH_NS = NS_PER_S
 BACKLOG = 5_000  # ended exchanges that may wait before measuring no longer waits for a quiet moment
 RETRY_LIMIT_NS = 30 * NS_PER_S
 RETRY_FIRST_NS = NS_PER_S // 2
+_NS_PER_MS = 1e6
 
 
 class Transport(Protocol):
@@ -131,7 +133,7 @@ class Sender:
         self._settling = False
         self._drain_ns: int | None = None
         self._flushed_ns = 0
-        self._counted_dropped = 0
+        self._dropped = 0
 
     def begin(self, start_ns: int) -> None:
         """The run's zero; the first wake follows by itself."""
@@ -229,11 +231,19 @@ class Sender:
 
     def beat(self, lag_ns: int) -> None:
         """A sign of life, and a turn for what waits: bodies ahead, rows to be measured."""
-        self.counters.beat(self.clock(), self.schedule.held, len(self._over), lag_ns, self.transport.made)
-        for row in self.schedule.dropped[self._counted_dropped :]:
-            self.counters.dropped(int(self._plan.tenant[row]))
-            self._request(row)
-        self._counted_dropped = len(self.schedule.dropped)
+        schedule, counters = self.schedule, self.counters
+        counters.beat(
+            self.clock(),
+            backlog=len(self._over),
+            lag_ns=lag_ns,
+            connections=self.transport.made,
+            dropped=len(schedule.dropped),
+        )
+        for tenant, count in schedule.held_by_tenant():
+            counters.held(tenant, count)
+        for row in schedule.dropped[self._dropped :]:
+            self._request(row)  # its body is not needed any more
+        self._dropped = len(schedule.dropped)
         self._settle_soon()
 
     def look_ahead(self) -> None:
@@ -319,9 +329,10 @@ class Sender:
             ),
             measured,
         )
-        first_ns = measured.first_token_ns
-        ttft_ns = None if first_ns is None else first_ns + sent_ns - origin_ns
-        self.counters.measured(int(self._plan.tenant[row]), measured.outcome, measured.output_tokens or 0, ttft_ns)
+        tenant = int(self._plan.tenant[row])
+        self.counters.measured(
+            tenant, measured.outcome, measured.output_tokens or 0, _times_ms(measured, sent_ns - origin_ns)
+        )
         flight.exchange = flight.meter = None
         return True
 
@@ -382,3 +393,20 @@ class Sender:
     def _check_finished(self) -> None:
         if self.schedule.finished and not self._flying and not self._over:
             self.finished.set()
+
+
+def _times_ms(measured: Measured, offset_ns: int) -> dict[str, float]:
+    """The times of an answer for the live view; `offset_ns` from due to sent."""
+    if measured.outcome in {"client_abort", "cut"}:
+        return {}
+    if measured.outcome != "ok":
+        return {"ttft": math.inf, "e2e": math.inf}
+    found = {}
+    if measured.first_token_ns is not None:
+        found["ttft"] = (measured.first_token_ns + offset_ns) / _NS_PER_MS
+        gaps = (measured.output_tokens or 0) - 1
+        if measured.last_token_ns is not None and gaps > 0 and measured.last_token_ns > measured.first_token_ns:
+            found["tpot"] = (measured.last_token_ns - measured.first_token_ns) / gaps / _NS_PER_MS
+    if measured.end_ns is not None:
+        found["e2e"] = (measured.end_ns + offset_ns) / _NS_PER_MS
+    return found
