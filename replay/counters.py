@@ -51,8 +51,8 @@ class Counters:
         self.tenants = tuple(tenants)
         self.workers = workers
         self._size = _HEAD + len(self.tenants) * ROW
-        self._file = path.open("r+b")
-        self._map = mmap.mmap(self._file.fileno(), 0)
+        with path.open("r+b") as file:
+            self._map = mmap.mmap(file.fileno(), 0)
         self._words = memoryview(self._map).cast("q")
 
     @classmethod
@@ -78,7 +78,6 @@ class Counters:
         """Let go of the map."""
         self._words.release()
         self._map.close()
-        self._file.close()
 
 
 class WorkerCounters:

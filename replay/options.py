@@ -198,18 +198,26 @@ _OFFER = (
 
 _SEND = (
     click.option("--target", metavar="URL", help="The server.  [default: start the embedded engine]"),
-    click.option("--allow-host", multiple=True, metavar="HOST", help="A host other than this machine that may be sent to."),
+    click.option(
+        "--allow-host", multiple=True, metavar="HOST", help="A host other than this machine that may be sent to."
+    ),
     click.option(
         "--dialect", type=parsed("dialect", parse_dialect), default="auto", help="How the server takes a priority."
     ),
-    click.option("--model", metavar="NAME", help="Ask for this model.  [default: the trace's, else the server's only one]"),
+    click.option(
+        "--model", metavar="NAME", help="Ask for this model.  [default: the trace's, else the server's only one]"
+    ),
     click.option(
         "--api-key-env", default="OPENAI_API_KEY", metavar="VAR", show_default=True, help="Variable that holds the key."
     ),
-    click.option("--header", multiple=True, type=parsed("header", parse_header), help="'NAME: VALUE', sent with every request."),
+    click.option(
+        "--header", multiple=True, type=parsed("header", parse_header), help="'NAME: VALUE', sent with every request."
+    ),
     click.option("--tokenizer", type=click.Path(), metavar="FILE", help="tokenizer.json, to size text prompts."),
     click.option("--keep-prefix-cache", is_flag=True, help="The same prompts as in other runs with this seed."),
-    click.option("--workers", type=click.IntRange(1, 256), help="Sender processes.  [default: by load, one per core at most]"),
+    click.option(
+        "--workers", type=click.IntRange(1, 256), help="Sender processes.  [default: by load, one per core at most]"
+    ),
     click.option(
         "--transport", type=click.Choice(("auto", "protocol", "aiohttp")), default="auto", help="Who carries the bytes."
     ),
@@ -219,19 +227,29 @@ _SEND = (
         metavar="N",
         help="Closed loop: N users, each waits for its answer. Lateness means nothing then.",
     ),
-    click.option("--retry", type=click.IntRange(0, 20), default=0, help="Further attempts after connect errors, 429 and 5xx."),
+    click.option(
+        "--retry", type=click.IntRange(0, 20), default=0, help="Further attempts after connect errors, 429 and 5xx."
+    ),
     click.option(
         "--catch-up",
         type=click.Choice(("burst", "drop")),
         default="burst",
         help="Requests that this machine is late for: send at once, or leave unsent.",
     ),
-    click.option("--drain", "drain_ns", type=DURATION, default=120 * NS_PER_S, help="Wait after the last send.  [default: 2m]"),
-    click.option("--timeout-connect", "timeout_connect_ns", type=DURATION, default=10 * NS_PER_S, help="[default: 10s]"),
+    click.option(
+        "--drain", "drain_ns", type=DURATION, default=120 * NS_PER_S, help="Wait after the last send.  [default: 2m]"
+    ),
+    click.option(
+        "--timeout-connect", "timeout_connect_ns", type=DURATION, default=10 * NS_PER_S, help="[default: 10s]"
+    ),
     click.option("--timeout-idle", "timeout_idle_ns", type=DURATION, default=300 * NS_PER_S, help="[default: 5m]"),
-    click.option("--timeout", "timeout_ns", type=DURATION, default=3600 * NS_PER_S, help="A request as a whole.  [default: 1h]"),
+    click.option(
+        "--timeout", "timeout_ns", type=DURATION, default=3600 * NS_PER_S, help="A request as a whole.  [default: 1h]"
+    ),
     click.option("--chunks", type=click.Choice(("all", "first", "none")), default="all", help="Chunk times to keep."),
-    click.option("--max-lateness", "max_lateness_ns", type=DURATION, help="P99 lateness beyond which a run is invalid."),
+    click.option(
+        "--max-lateness", "max_lateness_ns", type=DURATION, help="P99 lateness beyond which a run is invalid."
+    ),
     click.option("--ca-file", type=click.Path(), help="Authorities for https."),
     click.option("--insecure", is_flag=True, help="Accept any certificate."),
     click.option("--probe/--no-probe", default=True, help="First ask by behaviour whether priority is honoured."),
@@ -352,10 +370,10 @@ def _tenants(plan: Plan, chosen: tuple[Tenant, ...]) -> tuple[Tenant, ...]:
 
 def _capped(tenants: tuple[Tenant, ...], caps: tuple[str, ...]) -> tuple[Tenant, ...]:
     asked = dict(parse_cap(text) for text in caps)
-    for name in asked:
-        if name not in {tenant.name for tenant in tenants}:
-            have = ", ".join(tenant.name for tenant in tenants)
-            raise click.UsageError(f"--cap {name}={asked[name]}: no such tenant; there are {have}")
+    names = [tenant.name for tenant in tenants]
+    for name, cap in asked.items():
+        if name not in names:
+            raise click.UsageError(f"--cap {name}={cap}: no such tenant; there are {', '.join(names)}")
     return tuple(
         msgspec.structs.replace(tenant, cap=asked[tenant.name]) if tenant.name in asked else tenant
         for tenant in tenants

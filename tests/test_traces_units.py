@@ -17,13 +17,16 @@ from traces.units import duration_ns, factor, show_ns
         ("0s", 0),
         (" 1.5 s ", 1_500_000_000),
         ("3us", 3000),
+        ("3m50s", 230 * 10**9),
+        ("1h 5s", 3605 * 10**9),
+        ("1m500ms", 60_500_000_000),
     ],
 )
 def test_a_duration_is_a_number_and_a_unit(text, ns):
     assert duration_ns(text) == ns
 
 
-@pytest.mark.parametrize("text", ["", "5", "fast", "-1s", "1 day", "1e3s", "s", "1s1s", "nan s"])
+@pytest.mark.parametrize("text", ["", "5", "fast", "-1s", "1 day", "1e3s", "s", "1s1s", "50s3m", "nan s"])
 def test_what_is_no_duration_is_refused_with_an_example(text):
     with pytest.raises(ValueError, match="such as 250ms"):
         duration_ns(text)

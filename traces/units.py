@@ -1,6 +1,6 @@
 """Words people write for quantities, and back: one table for all commands.
 
-Durations: ``250ms``, ``1s``, ``10m``, ``1h``. Factors: ``2x``, ``2``, ``0.5x``, ``200%``.
+Durations: ``250ms``, ``1s``, ``10m``, ``1h``, ``3m50s``. Factors: ``2x``, ``2``, ``0.5x``, ``200%``.
 Both raise `ValueError` with an example in the message; commands turn it into a usage error that names the option.
 """
 
@@ -13,16 +13,18 @@ NS_PER_S = 1_000_000_000
 NS_PER_MS = 1_000_000
 
 _UNIT_NS = {"ns": 1, "us": 1_000, "µs": 1_000, "ms": NS_PER_MS, "s": NS_PER_S, "m": 60 * NS_PER_S, "h": 3600 * NS_PER_S}
-_DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ns|us|µs|ms|s|m|h)\s*")
+_LARGEST_FIRST = ("h", "m", "s", "ms", "us", "µs", "ns")
+_DURATION = re.compile("".join(rf"\s*(?:(\d+(?:\.\d+)?)\s*{unit}(?![a-zµ]))?" for unit in _LARGEST_FIRST) + r"\s*")
 _FACTOR = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([x%]?)\s*")
 
 
 def duration_ns(text: str) -> int:
-    """Nanoseconds of a duration such as ``250ms`` or ``10m``. Raises ValueError."""
+    """Nanoseconds of a duration such as ``250ms``, ``10m`` or ``3m50s``. Raises ValueError."""
     match = _DURATION.fullmatch(text)
-    if match is None:
+    if match is None or not any(match.groups()):
         raise ValueError(f"{text!r} is not a duration: write a number and a unit, such as 250ms, 1s, 10m or 1h")
-    return round(float(match[1]) * _UNIT_NS[match[2]])
+    parts = zip(_LARGEST_FIRST, match.groups(), strict=True)
+    return sum(round(float(number) * _UNIT_NS[unit]) for unit, number in parts if number)
 
 
 def factor(text: str) -> float:

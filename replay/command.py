@@ -1,0 +1,166 @@
+"""The `replay` command: options → offer → run → verdict. stdout is the result, stderr tells what happens."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from replay.options import OfferOptions, SendOptions, make_offer, offer_options, send_options, span_text
+from traces.shell import EXIT_INTERRUPTED
+
+if TYPE_CHECKING:
+    from replay.options import Offered
+    from replay.session import EngineOptions, Ran, Ready
+
+
+@click.command()
+@offer_options
+@send_options
+@click.option("--policy", default="priority", show_default=True, help="Embedded engine: its scheduling policy.")
+@click.option(
+    "--max-num-seqs", type=click.IntRange(1), default=8, show_default=True, help="Embedded engine: its slots."
+)
+@click.option("--max-num-batched-tokens", type=click.IntRange(1), help="Embedded engine: tokens in a step.")
+@click.option("--profile", help="Embedded engine: which model on which GPU.")
+@click.option("--out", type=click.Path(path_type=Path), help="The run's folder.  [default: runs/DATE-TIME]")
+@click.option("--json", "as_json", is_flag=True, help="The result as JSON on stdout, and nothing else there.")
+@click.option("--dry-run", is_flag=True, help="Print the plan and send nothing.")
+def replay(
+    offer: OfferOptions, send: SendOptions, out: Path | None, as_json: bool, dry_run: bool, **engine: Any
+) -> int:
+    r"""Play TRACE against a serving engine, on its own clock, and judge what its tenants felt.
+
+    TRACE is a Parquet trace (a file, a folder of parts, a glob); without it the sample trace is played, without
+    --target against an embedded vLLM-like engine.
+
+    \b
+    replay conv.parquet --target http://127.0.0.1:8000 --speed 2x \
+        --tenant-mix risk=3:summary=1 --sla 'risk: ttft_p95 < 800ms'
+
+    Exit: 0 pass, 1 an SLA failed, 2 usage, 3 invalid or inconclusive, 130 interrupted.
+    """
+    _check(offer, send, out)
+    offered = make_offer(offer)
+    if dry_run:
+        _print_plan(offered, offer, as_json=as_json)
+        return 0
+    from replay import preflight
+    from replay.run import Interrupted
+    from replay.session import EngineOptions
+
+    folder = out or Path("runs") / time.strftime("%Y%m%d-%H%M%S")
+    try:
+        ran = _run(offered, offer, send, EngineOptions(**engine), folder)
+    except preflight.Refused as error:
+        raise click.UsageError(str(error)) from error
+    except Interrupted:
+        click.echo(f"interrupted twice: left at once, what there is stands in {folder}", err=True)
+        return EXIT_INTERRUPTED
+    return _print_result(ran, as_json=as_json)
+
+
+def _check(offer: OfferOptions, send: SendOptions, out: Path | None) -> None:
+    """What can be refused before anything is read or asked.
+
+    Raises:
+        click.UsageError: with one clear line.
+    """
+    from replay import preflight
+
+    if out is not None and out.exists():
+        raise click.UsageError(f"--out {out} exists: name a new folder, results are never overwritten")
+    if send.concurrency is not None and offer.cap:
+        raise click.UsageError("--cap and --concurrency exclude each other: users of a closed loop are capped already")
+    if send.target is not None:
+        try:
+            preflight.allowed(preflight.parse_target(send.target), send.allow_host)
+        except ValueError as error:
+            raise click.BadParameter(str(error), param_hint="--target") from error
+        except preflight.Refused as error:
+            raise click.UsageError(str(error)) from error
+
+
+def _run(offered: Offered, offer: OfferOptions, send: SendOptions, engine: EngineOptions, folder: Path) -> Ran:
+    """From the offer to the run's folder."""
+    from replay import session
+    from replay.run import Crew
+
+    with (
+        Crew(session.workers_for(offered.plan, send)) as crew,
+        session.server(send, engine) as target,
+    ):
+        ready = session.prepare(offered, send, target, seed=offer.seed)
+        _announce(offered, send, ready, crew.workers)
+        folder.mkdir(parents=True)
+        return session.perform(offered, send, ready, folder, crew, asked=offer)
+
+
+def _announce(offered: Offered, send: SendOptions, ready: Ready, workers: int) -> None:
+    """What will be sent, before the first request."""
+    plan = offered.plan
+    asked, wanted = int(plan.input_tokens.sum(dtype="int64")), int(plan.output_tokens.sum(dtype="int64"))
+    loop = f", closed loop of {send.concurrency} users" if send.concurrency else ""
+    lines = [
+        f"target   {ready.target.origin}{ready.target.base_path}, model {ready.models.default}",
+        f"dialect  {ready.dialect.name} ({ready.dialect_why})",
+        f"plan     {plan.rows:,} requests in {span_text(plan.span_ns)}{loop}, {asked:,} tokens in, {wanted:,} out",
+        f"prompts  {_prompt_words(ready)}",
+        f"sender   {workers} worker{'s' if workers > 1 else ''}; drain at most {span_text(send.drain_ns)}",
+        *(f"note     {note}" for note in ready.notes),
+    ]
+    click.echo("\n".join(lines), err=True)
+
+
+def _prompt_words(ready: Ready) -> str:
+    ids = "token ids" if ready.vocabulary.ids and not ready.wiring.overhead else "text"
+    return f"{ids}, lengths by {ready.vocabulary.source}" + (
+        "" if ready.wiring.overhead or ids != "text" else ", approximate"
+    )
+
+
+def _print_plan(offered: Offered, offer: OfferOptions, *, as_json: bool) -> None:
+    """The dry run's answer: rows, tenants, span before and after, tokens, digest."""
+    from replay import plan as planning
+
+    plan = offered.plan
+    found = planning.counts(plan)
+    found |= {
+        "trace_rows": offered.rows_before,
+        "span_before_s": offered.span_before_ns / 1e9,
+        "span_s": plan.span_ns / 1e9,
+        "turns": offer.turns,
+        "notes": [*(report.line() for report in offered.reports), *plan.notes],
+        "digest": planning.digest(plan),
+    }
+    if as_json:
+        click.echo(msgspec.json.encode(found).decode())
+        return
+    ranks = {tenant.name: tenant.priority for tenant in offered.tenants}
+    click.echo(f"rows     {plan.rows:,} of {offered.rows_before:,} in the trace, {found['warmup']:,} of them warm-up")
+    for name, rows in found["tenants"].items():
+        rank = "no priority" if ranks[name] is None else f"priority {ranks[name]}"
+        click.echo(f"tenant   {name}: {rows:,} requests, {rank}")
+    click.echo(f"span     {span_text(offered.span_before_ns)} → {span_text(plan.span_ns)}")
+    click.echo(f"tokens   {found['input_tokens']:,} in, {found['output_tokens']:,} out")
+    for note in found["notes"]:
+        click.echo(f"note     {note}")
+    click.echo(f"digest   {found['digest']}")
+
+
+def _print_result(ran: Ran, *, as_json: bool) -> int:
+    """The verdict on stdout, first and last; the exit code."""
+    from replay import outcome
+
+    summary = ran.summary
+    if as_json:
+        click.echo(outcome.to_json(summary).decode())
+    else:
+        verdict = f"{summary.verdict.upper()}  {summary.sentence}"
+        click.echo(verdict)
+        click.echo(f"files    {ran.folder}/")
+        click.echo(verdict)
+    return outcome.exit_code(summary)
