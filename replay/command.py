@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -85,10 +87,13 @@ def _check(offer: OfferOptions, send: SendOptions, out: Path | None) -> None:
 
 
 def _run(offered: Offered, offer: OfferOptions, send: SendOptions, engine: EngineOptions, folder: Path) -> Ran:
-    """From the offer to the run's folder."""
+    """From the offer to the run's folder, with the live view on stderr."""
     from replay import session
+    from replay.live import LiveView
     from replay.run import Crew
+    from replay.sentence import IMPLICIT
 
+    rules = [*(rule for tenant in offered.tenants for rule in tenant.slas), *offered.rules, IMPLICIT]
     with (
         Crew(session.workers_for(offered.plan, send)) as crew,
         session.server(send, engine) as target,
@@ -96,7 +101,8 @@ def _run(offered: Offered, offer: OfferOptions, send: SendOptions, engine: Engin
         ready = session.prepare(offered, send, target, seed=offer.seed)
         _announce(offered, send, ready, crew.workers)
         folder.mkdir(parents=True)
-        return session.perform(offered, send, ready, folder, crew, asked=offer)
+        with LiveView(f"{Path(offer.trace).name} -> {target.host}:{target.port}", rules) as view:
+            return session.perform(offered, send, ready, folder, crew, asked=offer, watch=view.update)
 
 
 def _announce(offered: Offered, send: SendOptions, ready: Ready, workers: int) -> None:
@@ -152,15 +158,17 @@ def _print_plan(offered: Offered, offer: OfferOptions, *, as_json: bool) -> None
 
 
 def _print_result(ran: Ran, *, as_json: bool) -> int:
-    """The verdict on stdout, first and last; the exit code."""
+    """The result on stdout, its verdict first and last; the exit code."""
     from replay import outcome
 
-    summary = ran.summary
     if as_json:
-        click.echo(outcome.to_json(summary).decode())
+        click.echo(outcome.to_json(ran.summary).decode())
     else:
-        verdict = f"{summary.verdict.upper()}  {summary.sentence}"
-        click.echo(verdict)
-        click.echo(f"files    {ran.folder}/")
-        click.echo(verdict)
-    return outcome.exit_code(summary)
+        from replay.report import terminal
+        from replay.report.failures import causes
+
+        again = shlex.join(["replay", *sys.argv[1:]])
+        terminal.print_result(
+            ran.summary, terminal.stdout_console(), folder=ran.folder, causes=causes(ran.outcomes), again=again
+        )
+    return outcome.exit_code(ran.summary)

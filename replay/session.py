@@ -85,6 +85,7 @@ class Ran(msgspec.Struct, frozen=True, kw_only=True):
     result: Result
     summary: Summary
     document: dict[str, Any]
+    outcomes: Any  # the Arrow table of outcomes.parquet
 
 
 @contextlib.contextmanager
@@ -244,7 +245,7 @@ def perform(
     )
     document = _document(offered, (asked, send), ready, result, summary)
     write_document(folder, document)
-    return Ran(folder=folder, result=result, summary=summary, document=document)
+    return Ran(folder=folder, result=result, summary=summary, document=document, outcomes=outcomes)
 
 
 def write_document(folder: Path, document: dict[str, Any]) -> None:

@@ -1,0 +1,277 @@
+"""`replay` as a user meets it: what it refuses and how, what it prints, how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from replay.engine import child
+from tests.faulty_server import Do, faulty, good
+from traces import parquet
+from traces.record import Metadata, table
+
+MS = 1_000_000
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def write_trace(path, at_ms, **columns):
+    rows = len(at_ms)
+    columns["arrival_ns"] = [int(ms * MS) for ms in at_ms]
+    columns.setdefault("input_tokens", [8] * rows)
+    columns.setdefault("output_tokens", [3] * rows)
+    parquet.write(table(columns, Metadata(source="test")), path)
+    return str(path)
+
+
+def command(*arguments):
+    """`replay` in this process."""
+    from replay.command import replay
+
+    runner = CliRunner()
+    return runner.invoke(replay, list(arguments), standalone_mode=False)
+
+
+def program(*arguments, **options):
+    """`replay` as a program of its own."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment.pop("OPENAI_API_KEY", None)
+    return subprocess.Popen(
+        [sys.executable, "-m", "replay", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        **options,
+    )
+
+
+def refused(*arguments):
+    """The one line on stderr of a refusal; asserts exit 2 and no traceback."""
+    with program(*arguments) as process:
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 2, err
+    assert out == ""
+    assert "Traceback" not in err
+    assert len(err.strip().splitlines()) == 1, err
+    return err
+
+
+@pytest.fixture(scope="module")
+def tagged(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("traces")
+    return write_trace(folder / "t.parquet", [0, 100, 200, 1200], tenant=["risk", "summary"] * 2, priority=[0, 1] * 2)
+
+
+@pytest.fixture(scope="module")
+def engine():
+    with child.running("--policy", "priority", "--max-num-seqs", "8") as url:
+        yield url
+
+
+WRONG = {
+    "a missing file": (["nowhere.parquet"], "nowhere.parquet: no such file"),
+    "a CSV in place of Parquet": (["{csv}"], "traces import csv"),
+    "an unknown tenant": (["{trace}", "--tenant-mix", "riks:summary"], "did you mean risk?"),
+    "speed 0": (["{trace}", "--speed", "0"], "'--speed': '0' must be above 0"),
+    "speed in words": (["{trace}", "--speed", "fast"], "'--speed': 'fast' is not a factor: write it as 2x"),
+    "a bad SLA": (["{trace}", "--sla", "risk quick"], "'--sla'"),
+    "an SLA of nobody": (["{trace}", "--sla", "nobody: ttft_p95 < 1s"], "nobody"),
+    "a bad cap": (["{trace}", "--cap", "summary"], "such as summary=6"),
+    "a cap of nobody": (["{trace}", "--cap", "nobody=6"], "there are risk, summary"),
+    "an unreachable target": (["{trace}", "--target", "http://127.0.0.1:9"], "does not answer"),
+    "a target that is no URL": (["{trace}", "--target", "ftp://x"], "write it as http://127.0.0.1:8000"),
+    "a target elsewhere": (["{trace}", "--target", "http://192.0.2.1:8000"], "--allow-host 192.0.2.1"),
+    "a name elsewhere": (["{trace}", "--target", "http://no.such.host.invalid"], "--allow-host no.such.host.invalid"),
+    "a model that does not exist": (["{trace}", "--target", "{engine}", "--model", "gpt-9"], "no such model; it has"),
+    "an output folder that exists": (["{trace}", "--out", "{folder}"], "exists"),
+    "an unknown dialect": (["{trace}", "--dialect", "klingon"], "no dialect 'klingon'"),
+    "a mistyped option": (["{trace}", "--spede", "2x"], "--speed"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_mistake_is_one_clear_line_and_exit_2(case, tagged, engine, tmp_path):
+    csv = tmp_path / "conv.csv"
+    csv.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n")
+    arguments, wanted = WRONG[case]
+    places = {"csv": csv, "trace": tagged, "engine": engine, "folder": tmp_path}
+    assert wanted in refused(*(argument.format(**places) for argument in arguments))
+
+
+def test_help_is_one_screenful_of_words_and_quick():
+    result = command("--help")
+    assert result.exit_code == 0
+    assert "--tenant-mix" in result.output
+
+
+def test_a_dry_run_prints_the_plan_and_sends_nothing_b15(tagged):
+    result = command(tagged, "--speed", "2x", "--dry-run")
+    assert result.exit_code == 0
+    assert "span     1.2 s → 600 ms" in result.output
+    assert "risk: 2 requests, priority 0" in result.output
+    assert "digest" in result.output
+
+
+def test_a_dry_run_as_json_is_reproducible(tagged):
+    found = [json.loads(command(tagged, "--speed", "2x", "--dry-run", "--json").output) for _ in range(2)]
+    assert found[0] == found[1]
+    assert found[0]["rows"] == 4
+    assert found[0]["tenants"] == {"risk": 2, "summary": 2}
+    assert (found[0]["span_before_s"], found[0]["span_s"]) == (1.2, 0.6)
+
+
+def test_a_run_prints_pure_json_and_accounts_for_every_row(tagged, engine, tmp_path):
+    with program(tagged, "--target", engine, "--speed", "2x", "--json", "--out", str(tmp_path / "run")) as process:
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    result = json.loads(out)
+    assert result["planned"] == 4
+    parts = result["ok"], result["aborted"], result["cut"], sum(result["failed"].values()), result["unsent"]
+    assert sum(parts) == 4
+    rows = parquet.read(tmp_path / "run" / "outcomes.parquet").to_pylist()
+    due = [row["due_ns"] for row in rows]
+    assert due[0] == 0
+    assert due[-1] - due[0] == 600 * MS
+    assert [(row["input_tokens"], row["output_tokens"]) for row in rows] == [(8, 3)] * 4, "exact lengths"
+    assert "plan     4 requests" in err
+
+
+@pytest.mark.parametrize("endpoint", ["completions", "chat"])
+def test_lengths_are_exact_on_the_embedded_engine(engine, tmp_path, endpoint):
+    lengths = [20, 100, 333, 1500]
+    path = write_trace(
+        tmp_path / "t.parquet",
+        range(0, 80, 20),
+        input_tokens=lengths,
+        output_tokens=[5] * 4,
+        endpoint=[endpoint] * 4,
+    )
+    with program(path, "--target", engine, "--json", "--out", str(tmp_path / "run")) as process:
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    rows = parquet.read(tmp_path / "run" / "outcomes.parquet").to_pylist()
+    assert [row["input_tokens"] for row in rows] == lengths
+    assert [row["output_tokens"] for row in rows] == [5] * 4
+    assert json.loads(out)["warnings"] == []
+
+
+def test_block_hashes_are_real_shared_prefixes_on_the_engine(engine, tmp_path):
+    path = write_trace(
+        tmp_path / "t.parquet",
+        [0, 400, 800],
+        input_tokens=[320] * 3,
+        block_size=[64] * 3,
+        block_hashes=[[1, 2, 3, 4, 5], [1, 2, 3, 4, 9], [7, 2, 3, 4, 5]],
+    )
+    for name in ("one", "two"):
+        with program(path, "--target", engine, "--json", "--out", str(tmp_path / name)) as process:
+            _, err = process.communicate(timeout=60)
+        assert process.returncode == 0, err
+        rows = parquet.read(tmp_path / name / "outcomes.parquet").to_pylist()
+        assert [row["cached_tokens"] or 0 for row in rows] == [0, 256, 0], f"run {name}: shared inside, not across runs"
+
+
+def test_killing_the_server_in_mid_run_ends_the_run_with_every_row_on_disk(tmp_path):
+    path = write_trace(tmp_path / "t.parquet", range(0, 4000, 40), output_tokens=[20] * 100)
+    with (
+        subprocess.Popen(
+            [sys.executable, "-m", "replay", "serve", "--port", "0", "--die-with-parent"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        ) as server,
+        program(
+            path, "--target", server.stdout.readline().strip(), "--json", "--out", str(tmp_path / "run")
+        ) as process,
+    ):
+        wait_for_rows(tmp_path / "run")
+        time.sleep(1.0)
+        server.kill()
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 1, err
+    result = json.loads(out)
+    assert result["planned"] == 100
+    assert sum(result["failed"].values()) > 10
+    assert result["ok"] + sum(result["failed"].values()) == 100
+    assert parquet.read(tmp_path / "run" / "outcomes.parquet").num_rows == 100
+    assert (tmp_path / "run" / "run.json").exists()
+
+
+def wait_for_rows(folder):
+    """Until the run has begun: its counters are there."""
+    end = time.monotonic() + 30
+    while not (folder / ".work" / "counters").exists():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_saves_what_there_is_and_exits_130(tmp_path, number):
+    path = write_trace(tmp_path / "t.parquet", range(0, 20_000, 50))
+    with (
+        faulty(lambda r: good(3) if r.number % 5 or not r.json.get("stream") else [Do.HOLD]) as server,
+        program(path, "--target", server.url, "--out", str(tmp_path / "run")) as process,
+    ):
+        server.wait_for(lambda it: len(it.requests) > 20, 30)
+        process.send_signal(number)
+        out, err = process.communicate(timeout=30)
+    assert process.returncode == 130, err
+    document = json.loads((tmp_path / "run" / "run.json").read_text())["summary"]
+    assert (document["valid"], document["reasons"][0]) == (False, "interrupted")
+    assert document["planned"] == 400
+    assert document["cut"] > 0
+    assert document["unsent"] > 300
+    assert parquet.read(tmp_path / "run" / "outcomes.parquet").num_rows == 400
+    lines = out.strip().splitlines()
+    assert lines[0] == lines[-1]
+    assert "interrupted" in lines[0]
+
+
+def test_a_second_interrupt_leaves_at_once(tmp_path):
+    path = write_trace(tmp_path / "t.parquet", range(0, 20_000, 50))
+    with (
+        faulty(lambda r: good(3)) as server,
+        program(path, "--target", server.url, "--out", str(tmp_path / "run")) as process,
+    ):
+        server.wait_for(lambda it: len(it.requests) > 5, 30)
+        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=30)
+    assert process.returncode == 130
+
+
+def test_without_a_target_the_embedded_engine_is_started_and_ended(tagged, tmp_path):
+    with program(tagged, "--out", str(tmp_path / "run")) as process:
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    lines = out.strip().splitlines()
+    assert lines[0].startswith("PASS")
+    assert lines[0] == lines[-1]
+    assert "risk" in out
+
+
+@pytest.mark.data
+def test_a_window_of_the_azure_trace_replays_as_planned(data, engine, tmp_path):
+    source = data("traces", "traces", "azure2023", "AzureLLMInferenceTrace_conv.rows1-11000.csv")
+    subprocess.run(
+        [sys.executable, "-m", "traces", "import", "azure", str(source), "-o", str(tmp_path / "conv.parquet")],
+        check=True,
+        capture_output=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    arrival = parquet.read(tmp_path / "conv.parquet", ["arrival_ns"]).column("arrival_ns").to_numpy()
+    inside = arrival[arrival - arrival[0] < 60_000 * MS]
+    asked = [str(tmp_path / "conv.parquet"), "--window", "0s:60s", "--speed", "2x", "--tenant-mix", "risk:summary"]
+    plans = [json.loads(command(*asked, "--dry-run", "--json").output) for _ in range(2)]
+    assert plans[0]["rows"] == len(inside)
+    assert plans[0]["span_s"] == pytest.approx((inside[-1] - inside[0]) / 2e9, abs=1e-6)
+    assert plans[0]["digest"] == plans[1]["digest"]
