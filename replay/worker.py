@@ -21,11 +21,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from replay.alarm import Alarm
 from replay.counters import Counters
 from replay.plan import load
 from replay.prompts import Bodies, Wiring
 from replay.rows import RowWriter
-from replay.schedule import NEVER, Schedule
+from replay.schedule import Schedule
 from replay.sender import Sender, Transport
 from replay.vocabulary import Vocabulary
 from traces.units import NS_PER_S
@@ -82,7 +83,7 @@ async def work(job: Job, say: Callable[[str], None], orders: asyncio.StreamReade
     writer = RowWriter(folder / f"part-{job.worker}.arrow")
     schedule = Schedule(plan, rows, caps=job.caps, concurrency=job.concurrency, drop_after_ns=job.drop_after_ns)
     loop = asyncio.get_running_loop()
-    alarm = _Alarm(loop)
+    alarm = Alarm(lambda: None)
     sender = Sender(
         schedule,
         Bodies(plan, job.wiring, job.vocabulary),
@@ -130,36 +131,6 @@ async def work(job: Job, say: Callable[[str], None], orders: asyncio.StreamReade
         wall_s=(time.monotonic_ns() - began_ns) / 1e9,
         peak_rss_mb=_peak_rss_mb(),
     )
-
-
-class _Alarm:
-    """Calls `callback` at the moment last asked for, at the soonest of what was asked since it rang."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.callback: Callable[[], None] = lambda: None
-        self._loop = loop
-        self._handle: asyncio.TimerHandle | None = None
-        self._when_ns = NEVER
-
-    def at(self, when_ns: int) -> None:
-        """Ring at that moment."""
-        if when_ns == self._when_ns:
-            return
-        self.close()
-        self._when_ns = when_ns
-        self._handle = self._loop.call_later(max(0, when_ns - time.monotonic_ns()) / NS_PER_S, self._ring)
-
-    def close(self) -> None:
-        """Forget it."""
-        if self._handle is not None:
-            self._handle.cancel()
-            self._handle = None
-        self._when_ns = NEVER
-
-    def _ring(self) -> None:
-        self._handle = None
-        self._when_ns = NEVER
-        self.callback()
 
 
 async def open_transport(job: Job) -> Transport:

@@ -39,6 +39,9 @@ def command(*arguments):
     return runner.invoke(replay, list(arguments), standalone_mode=False)
 
 
+PATIENT = ("--max-lateness", "20s")  # the machine of a test may be busy with others
+
+
 def program(*arguments, **options):
     """`replay` as a program of its own."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -129,7 +132,9 @@ def test_a_dry_run_as_json_is_reproducible(tagged):
 
 
 def test_a_run_prints_pure_json_and_accounts_for_every_row(tagged, engine, tmp_path):
-    with program(tagged, "--target", engine, "--speed", "2x", "--json", "--out", str(tmp_path / "run")) as process:
+    with program(
+        tagged, "--target", engine, "--speed", "2x", "--json", "--out", str(tmp_path / "run"), *PATIENT
+    ) as process:
         out, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
     result = json.loads(out)
@@ -154,7 +159,7 @@ def test_lengths_are_exact_on_the_embedded_engine(engine, tmp_path, endpoint):
         output_tokens=[5] * 4,
         endpoint=[endpoint] * 4,
     )
-    with program(path, "--target", engine, "--json", "--out", str(tmp_path / "run")) as process:
+    with program(path, "--target", engine, "--json", "--out", str(tmp_path / "run"), *PATIENT) as process:
         out, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
     rows = parquet.read(tmp_path / "run" / "outcomes.parquet").to_pylist()
@@ -172,7 +177,7 @@ def test_block_hashes_are_real_shared_prefixes_on_the_engine(engine, tmp_path):
         block_hashes=[[1, 2, 3, 4, 5], [1, 2, 3, 4, 9], [7, 2, 3, 4, 5]],
     )
     for name in ("one", "two"):
-        with program(path, "--target", engine, "--json", "--out", str(tmp_path / name)) as process:
+        with program(path, "--target", engine, "--json", "--out", str(tmp_path / name), *PATIENT) as process:
             _, err = process.communicate(timeout=60)
         assert process.returncode == 0, err
         rows = parquet.read(tmp_path / name / "outcomes.parquet").to_pylist()
@@ -250,7 +255,7 @@ def test_a_second_interrupt_leaves_at_once(tmp_path):
 
 
 def test_without_a_target_the_embedded_engine_is_started_and_ended(tagged, tmp_path):
-    with program(tagged, "--out", str(tmp_path / "run")) as process:
+    with program(tagged, "--out", str(tmp_path / "run"), *PATIENT) as process:
         out, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
     lines = out.strip().splitlines()

@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -36,6 +37,7 @@ def play(folder, server, trace, *, offer=None, during=lambda crew: None, **send)
     """One run of a trace against a server; returns what `replay` would have judged."""
     offer = OfferOptions(trace=trace, **(offer or {}))
     send.setdefault("workers", 1)
+    send.setdefault("max_lateness_ns", 20_000 * MS)  # the machine of a test may be busy with others
     send = SendOptions(target=server.url, **send)
     offered = make_offer(offer)
     out = folder / "run"
@@ -145,7 +147,7 @@ def test_a_linked_session_waits_for_its_answers(tmp_path):
     with faulty(lambda received: good(3, first_s=0.1) if received.json.get("stream") else good(3)) as server:
         ran = play(tmp_path, server, trace)
     rows = outcomes(ran)
-    for before, after in zip(rows, rows[1:], strict=False):
+    for before, after in pairwise(rows):
         assert after["due_ns"] == pytest.approx(before["sent_ns"] + before["end_ns"] + 50 * MS, abs=1000)
 
 
@@ -157,7 +159,7 @@ def test_a_cap_holds_across_workers(tmp_path):
     changes = sorted([(row["sent_ns"], 1) for row in rows] + [(row["sent_ns"] + row["end_ns"], -1) for row in rows])
     assert np.cumsum([change for _, change in changes]).max() == 2
     assert {row["due_ns"] for row in rows} == {0}
-    assert sorted(row["released_ns"] for row in rows)[-1] > 100 * MS
+    assert max(row["released_ns"] for row in rows) > 100 * MS
 
 
 def test_no_key_and_no_text_reach_the_disk(tmp_path, monkeypatch):
