@@ -70,6 +70,7 @@ class RowWriter:
         self._rows: list[tuple[Any, ...]] = []
         self._sink = pa.OSFile(str(path), "wb")
         self._stream = pa.ipc.new_stream(self._sink, PART_SCHEMA)
+        _batch([(0, *[None] * len(_NAMES))])  # what Arrow imports and builds with its first batch is done now
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -83,9 +84,7 @@ class RowWriter:
         """Write the rows gathered so far as one batch."""
         if not self._rows:
             return
-        columns = zip(*self._rows, strict=True)
-        arrays = [pa.array(column, type=type_) for column, type_ in zip(columns, _TYPES, strict=True)]
-        self._stream.write_batch(pa.RecordBatch.from_arrays(arrays, schema=PART_SCHEMA))
+        self._stream.write_batch(_batch(self._rows))
         self.written += len(self._rows)
         self._rows.clear()
 
@@ -94,6 +93,12 @@ class RowWriter:
         self.flush()
         self._stream.close()
         self._sink.close()
+
+
+def _batch(rows: list[tuple[Any, ...]]) -> pa.RecordBatch:
+    columns = zip(*rows, strict=True)
+    arrays = [pa.array(column, type=type_) for column, type_ in zip(columns, _TYPES, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=PART_SCHEMA)
 
 
 def read_part(path: Path) -> Iterator[pa.RecordBatch]:

@@ -29,6 +29,7 @@ from replay.rows import RowWriter
 from replay.schedule import Schedule
 from replay.sender import Sender, Transport
 from replay.vocabulary import Vocabulary
+from traces.shell import without_pandas
 from traces.units import NS_PER_S
 
 BEAT_NS = 50_000_000
@@ -207,6 +208,7 @@ def _say(line: str) -> None:
 def main() -> None:
     """Run as the child of `replay.run`."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    without_pandas()
     import uvloop
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

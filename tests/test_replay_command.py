@@ -195,15 +195,15 @@ def test_killing_the_server_in_mid_run_ends_the_run_with_every_row_on_disk(tmp_p
             env={**os.environ, "PYTHONPATH": str(ROOT)},
         ) as server,
         program(
-            path, "--target", server.stdout.readline().strip(), "--json", "--out", str(tmp_path / "run")
+            path, "--target", server.stdout.readline().strip(), "--json", "--out", f"{tmp_path}/run", *PATIENT
         ) as process,
     ):
         wait_for_rows(tmp_path / "run")
         time.sleep(1.0)
         server.kill()
         out, err = process.communicate(timeout=60)
-    assert process.returncode == 1, err
     result = json.loads(out)
+    assert process.returncode == 1, (result["reasons"], err)
     assert result["planned"] == 100
     assert sum(result["failed"].values()) > 10
     assert result["ok"] + sum(result["failed"].values()) == 100

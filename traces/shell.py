@@ -78,8 +78,24 @@ def parsed(name: str, parse: Callable[[str], Any]) -> click.ParamType:  # type: 
     return _Parsed(name, parse)
 
 
+class _NoPandas:
+    """An import hook that finds no pandas."""
+
+    @staticmethod
+    def find_spec(name: str, *_: object) -> None:
+        """Refuse pandas, leave the rest to the others."""
+        if name == "pandas":
+            raise ModuleNotFoundError("pandas is not used here", name=name)
+
+
+def without_pandas() -> None:
+    """Let pyarrow find no pandas: it would import it with its first array, half a second and 60 MB for nothing."""
+    sys.meta_path.insert(0, _NoPandas)  # type: ignore[arg-type]
+
+
 def run(command: click.Command, name: str) -> NoReturn:
     """Run a command as a program: user mistakes become one line on stderr and exit 2, Ctrl-C exits 130."""
+    without_pandas()
     try:
         code = command.main(prog_name=name, standalone_mode=False)
     except click.exceptions.Exit as done:
