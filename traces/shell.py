@@ -90,7 +90,7 @@ class _NoPandas:
 
 def without_pandas() -> None:
     """Let pyarrow find no pandas: it would import it with its first array, half a second and 60 MB for nothing."""
-    sys.meta_path.insert(0, _NoPandas)  # type: ignore[arg-type]
+    sys.meta_path.insert(0, _NoPandas)
 
 
 def run(command: click.Command, name: str) -> NoReturn:
