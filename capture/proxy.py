@@ -86,23 +86,6 @@ def run(mode: str, sets: tuple[str, ...], addon: Capture, listen: Listen, ready:
         runner.run(_run(mode, sets, addon, listen, ready))
 
 
-def bound(host: str, port: int, *, shared: bool = False) -> socket.socket:
-    """A socket that listens on an address; `shared`: one of several on the same port. Raises OSError."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if shared:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        sock.bind((host, port))
-        sock.listen(1024)
-        sock.setblocking(False)
-    except OSError:
-        sock.close()
-        raise
-    return sock
-
-
 def listen_on(sock: socket.socket) -> Listen:
     """Take connections from one socket."""
 

@@ -52,8 +52,6 @@ class Plan(msgspec.Struct, frozen=True):
 
 def run(plan: Plan, workers: int) -> Counts:
     """Record until a signal; returns what was recorded. Raises CannotListen, ValueError (an option of mitmproxy)."""
-    from capture.proxy import bound
-
     try:
         listening = bound(*plan.address)
     except OSError as error:
@@ -62,6 +60,21 @@ def run(plan: Plan, workers: int) -> Counts:
     if workers == 1:
         return _alone(plan, listening)
     return _Parent(plan, listening, workers).run()
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """A socket that listens on an address. Raises OSError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((host, port))
+        sock.listen(1024)
+        sock.setblocking(False)
+    except OSError:
+        sock.close()
+        raise
+    return sock
 
 
 def say(text: str) -> None:

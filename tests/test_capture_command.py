@@ -1,0 +1,72 @@
+"""The `capture` command's words: what it takes, and the one line it says when something is wrong."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+from click.testing import CliRunner
+
+from capture.command import address, capture, size, upstream
+from tests.conftest import ROOT
+
+GOOD = ["--upstream", "http://127.0.0.1:1", "--listen", "127.0.0.1:0"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([*GOOD], "--out traces/staging"),
+        (["--out", "x"], "--upstream http://vllm:8000"),
+        (["--out", "x", *GOOD, "--mode", "regular"], "--upstream http://vllm:8000"),
+        (["--out", "x", "--upstream", "vllm:8000"], "http://vllm:8000"),
+        (["--out", "x", "--upstream", "http://vllm/v1"], "leave the path out"),
+        (["--out", "x", *GOOD[:2], "--listen", "9000"], "127.0.0.1:9000"),
+        (["--out", "x", *GOOD, "--tenant", "cookie"], "header:x-tenant"),
+        (["--out", "x", *GOOD, "--dialect", "klingon"], "vllm"),
+        (["--out", "x", *GOOD, "--tokenizer", "nowhere.json"], "no such file"),
+        (["--out", "x", *GOOD, "--max-bytes", "much"], "20GB"),
+        (["--out", "x", *GOOD, "--set", "SSL"], "name=value"),
+        (["--out", "/dev/null/x", *GOOD], "--out"),
+    ],
+)
+def test_wrong_words_are_one_line_with_a_right_example(arguments, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(capture, arguments)
+    assert result.exit_code == 2
+    assert said in result.output
+    assert "Traceback" not in result.output
+
+
+def test_an_address_in_use_is_said_before_anything_starts(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        arguments = ["--upstream", "http://127.0.0.1:1", "--listen", f"127.0.0.1:{port}", "--out", str(tmp_path / "x")]
+        result = CliRunner().invoke(capture, arguments)
+    assert result.exit_code == 2
+    assert "Address already in use; choose another port" in result.output
+
+
+def test_words_for_sizes_addresses_and_servers():
+    assert (size("500MB"), size("20GB"), size("7")) == (500_000_000, 20_000_000_000, 7)
+    assert (address("127.0.0.1:9000"), address("[::1]:90")) == (("127.0.0.1", 9000), ("::1", 90))
+    assert upstream("http://vllm:8000/") == "reverse:http://vllm:8000"
+
+
+def test_help_comes_at_once():
+    began = time.process_time()
+    subprocess.run([sys.executable, "-c", HELP], check=True, cwd=ROOT, capture_output=True)
+    assert time.process_time() - began < 5
+
+
+HELP = """
+import sys
+from click.testing import CliRunner
+from capture.command import capture
+out = CliRunner().invoke(capture, ["--help"]).output
+assert "capture status traces/staging" in out
+assert not {"mitmproxy", "pyarrow", "numpy"} & set(sys.modules), sorted(sys.modules)
+"""
