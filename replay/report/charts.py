@@ -150,7 +150,10 @@ def _waits(panels: Panels, rows: Rows, summary: Summary, name: str, colour: str)
             y=_rounded(values[seen][kept]),
             name=name,
             legendgroup=name,
-            marker={"color": colour, "size": 4 if len(kept) > FEW_POINTS else 6, "opacity": 0.55},
+            marker={
+                "color": colour,
+                **({"size": 6, "opacity": 0.6} if len(kept) < FEW_POINTS else {"size": 4, "opacity": 0.3}),
+            },
             hovertemplate=f"{name} %{{y:,.0f}} ms at %{{x:.1f}} s<extra></extra>",
         )
     )
@@ -160,7 +163,7 @@ def _waits(panels: Panels, rows: Rows, summary: Summary, name: str, colour: str)
     top = float(np.max(values[seen], initial=0.0))
     failed = mine & np.isin(rows.outcome, FAILED) & np.isfinite(at_s)
     if failed.any():
-        crosses = np.flatnonzero(failed)[:MOST_POINTS]
+        crosses = _evenly(np.flatnonzero(failed), MOST_POINTS // 4)
         panels.data.append(
             panels.trace(
                 type="scatter",
@@ -288,8 +291,14 @@ def thinned(at_s: Floats, values: Floats, most: int) -> NDArray[np.int64]:
     order = np.lexsort((-values, stretch))
     slowest = order[np.r_[True, stretch[order][1:] != stretch[order][:-1]]]
     others = np.setdiff1d(np.arange(len(values)), slowest)
-    even = others[np.linspace(0, len(others) - 1, most - len(slowest)).astype(np.int64)]
-    return np.sort(np.concatenate([slowest, even]))
+    return np.sort(np.concatenate([slowest, _evenly(others, most - len(slowest))]))
+
+
+def _evenly(numbers: NDArray[np.int64], most: int) -> NDArray[np.int64]:
+    """At most so many of them, from the first to the last."""
+    if len(numbers) <= most:
+        return numbers
+    return numbers[np.linspace(0, len(numbers) - 1, most).astype(np.int64)]
 
 
 def nice_s(width_s: float) -> float:

@@ -56,7 +56,7 @@ class Panels:
     ) -> None:
         """A line; of one group the legend shows the first."""
         trace = self.trace(
-            type="scatter", mode="lines", x=x, y=y, name=name, line={"color": colour, "width": 1.8, "dash": dash}
+            type="scatter", mode="lines", x=x, y=y, name=name, line={"color": colour, "width": 2, "dash": dash}
         )
         if step:
             trace["line"]["shape"] = "hv"
