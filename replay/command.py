@@ -158,17 +158,32 @@ def _print_plan(offered: Offered, offer: OfferOptions, *, as_json: bool) -> None
 
 
 def _print_result(ran: Ran, *, as_json: bool) -> int:
-    """The result on stdout, its verdict first and last; the exit code."""
-    from replay import outcome
+    """The result on stdout, its verdict first and last; the page beside it; the exit code."""
+    from tenants import summary
 
+    _draw(ran.folder)
     if as_json:
-        click.echo(outcome.to_json(ran.summary).decode())
+        click.echo(summary.to_json(ran.summary).decode())
     else:
-        from replay.report import terminal
-        from replay.report.failures import causes
+        from tenants import failures, terminal
 
         again = shlex.join(["replay", *sys.argv[1:]])
         terminal.print_result(
-            ran.summary, terminal.stdout_console(), folder=ran.folder, causes=causes(ran.outcomes), again=again
+            ran.summary,
+            terminal.stdout_console(),
+            folder=ran.folder,
+            causes=failures.causes(ran.outcomes),
+            again=again,
         )
-    return outcome.exit_code(ran.summary)
+    return summary.exit_code(ran.summary)
+
+
+def _draw(folder: Path) -> None:
+    """Write `report.html`; a page that cannot be drawn takes no result with it."""
+    from replay.report import page
+    from tenants import folder as folders
+
+    try:
+        page.write(folders.load_all([str(folder)]), folder / "report.html")
+    except Exception as error:  # noqa: BLE001 - the run is on disk and judged: say it and go on
+        click.echo(f"report.html could not be drawn: {type(error).__name__}: {error}", err=True)

@@ -333,7 +333,7 @@ def _read(options: OfferOptions, described: tuple[Tenant, ...]) -> Any:
     """The trace, or the tenants' own traces side by side."""
     from replay.plan import READ_COLUMNS
     from tenants import mix
-    from traces import parquet, shape
+    from traces import assemble, parquet
     from traces.record import metadata_of
 
     own = [tenant for tenant in described if tenant.trace]
@@ -343,7 +343,7 @@ def _read(options: OfferOptions, described: tuple[Tenant, ...]) -> Any:
     whole = None
     for tenant in own:
         part = mix.assign(parquet.read(base / str(tenant.trace), READ_COLUMNS), [tenant])
-        whole = part if whole is None else shape.merge(whole, part, metadata_of(whole), metadata_of(part))[0]
+        whole = part if whole is None else assemble.merge(whole, part, metadata_of(whole), metadata_of(part))[0]
     return whole
 
 

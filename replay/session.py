@@ -29,7 +29,6 @@ from replay import plan as planning
 from replay import preflight
 from replay import run as running
 from replay.options import Offered, OfferOptions, SendOptions
-from replay.outcome import Summary, summarise
 from replay.plan import NONE, Plan
 from replay.preflight import Ask, Models, Refused, Server, Target
 from replay.prompts import Wiring, mix, takes_ids
@@ -38,6 +37,7 @@ from replay.vocabulary import Vocabulary
 from replay.worker import Job
 from tenants import dialects
 from tenants.dialects import Dialect
+from tenants.summary import Summary, summarise
 from tenants.tenant import Tenant
 from traces import parquet
 from traces.record import ENDPOINTS
