@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+import re
 import signal
 import socket
+import ssl
 import struct
+import subprocess
+import sys
 import time
 
 import pytest
 
 from tests.capturing import Recording, body_of, read_to_end, recording, request
+from tests.conftest import ROOT
 from tests.faulty_server import (
     DONE,
     ERROR,
@@ -214,6 +220,77 @@ def test_a_body_longer_than_is_read_streams_through_and_is_counted(recorder):
     body = json.dumps({"model": "tiny", "stream": True, "prompt": "x" * (33 << 20)}).encode()
     _, row = asked(recorder, "good", body)
     assert (row["request_bytes"], row["model"], row["outcome"]) == (len(body), None, "ok")
+
+
+def test_g04_http_2_from_the_client_is_one_row_like_any_other(recorder):
+    before = len(recorder.rows())
+    body = over_http2(recorder.port, ASK, {"x-script": "good", "x-tenant": "risk"})
+    row = recorder.rows(before + 1)[-1]
+    assert body.endswith(DONE)
+    assert (row["outcome"], row["tenant"], len(row["chunk_ns"]), row["input_tokens"]) == ("ok", "risk", 5, 10)
+
+
+def over_http2(port, body, headers):
+    """One POST over TLS and HTTP/2; the response's body."""
+    import h2.config
+    import h2.connection
+    import h2.events
+
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    with (
+        socket.create_connection(("127.0.0.1", port), timeout=20) as raw,
+        context.wrap_socket(raw, server_hostname="localhost") as sock,
+    ):
+        assert sock.selected_alpn_protocol() == "h2"
+        connection = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True))
+        connection.initiate_connection()
+        head = {":method": "POST", ":path": "/v1/chat/completions", ":scheme": "https", ":authority": "localhost",
+                "content-type": "application/json", "content-length": str(len(body)), **headers}  # fmt: skip
+        connection.send_headers(1, list(head.items()))
+        connection.send_data(1, body, end_stream=True)
+        sock.sendall(connection.data_to_send())
+        received = b""
+        while True:
+            for event in connection.receive_data(sock.recv(1 << 16)):
+                if isinstance(event, h2.events.DataReceived):
+                    received += event.data
+                    connection.acknowledge_received_data(event.flow_controlled_length, 1)
+                elif isinstance(event, h2.events.StreamEnded):
+                    return received
+            sock.sendall(connection.data_to_send())
+
+
+def test_the_addon_loads_in_plain_mitmdump_from_a_checkout_that_is_not_installed(server, tmp_path):
+    """mitmproxy puts the script's folder on sys.path; nothing may be hidden by it, everything be found."""
+    run = "from mitmproxy.tools.main import mitmdump; mitmdump()"
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    process = subprocess.Popen(
+        [sys.executable, "-c", run, "-s", str(ROOT / "capture" / "addon.py"), "--mode", f"reverse:{server.url}",
+         "--listen-host", "127.0.0.1", "--listen-port", "0", "--set", f"capture_out={tmp_path / 'out'}",
+         "--set", f"confdir={tmp_path / 'conf'}"],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=tmp_path, env=environment,
+    )  # fmt: skip
+    recorder = Recording(process, tmp_path / "out", 0, [])
+    try:
+        said = b""
+        while not (match := re.search(rb"listening at \S*?:(\d+)", said)):
+            more = os.read(process.stdout.fileno(), 1 << 16)
+            assert more, said
+            said += more
+        recorder.port = int(match[1])
+        assert b"[DONE]" in recorder.ask(ASK, {"x-script": "good"})
+        assert [row["outcome"] for row in recorder.rows(1)] == ["ok"]
+        process.terminate()
+        rest = process.communicate(timeout=40)[0]
+        assert b"recorded 1 rows, 0 dropped" in rest
+        assert b"Traceback" not in said + rest
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
+    assert len(recorder.rows()) == 1
 
 
 def test_an_upstream_that_is_not_there_is_a_row(tmp_path):
