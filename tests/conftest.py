@@ -6,7 +6,12 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+import hypothesis
 import pytest
+
+# A first example may wait for an import or a busy machine: time is what `pytest-timeout` watches.
+hypothesis.settings.register_profile("convoy", deadline=None)
+hypothesis.settings.load_profile("convoy")
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -129,6 +129,12 @@ def base_point(profile: Profile) -> dict[str, Any] | None:
     return next((point for point in profile.get("idc_curve", []) if point["window_s"] >= width), None)
 
 
+def dispersion(profile: Profile, width_s: int) -> str:
+    """The index of dispersion at 1, 10 or 60 s over full windows, as the curve has it; n/a where there is none."""
+    value = profile.get(f"iod_{width_s}s_full_windows_only")
+    return "n/a" if value is None else f"{value:.3g}"
+
+
 def _blind_s(profile: Profile) -> float:
     """Windows below this tell of the recording: on a strict grid its step, else three batches."""
     stamps = profile.get("timestamps", {})
@@ -278,22 +284,31 @@ def _balance(profile: Profile) -> Iterator[Finding]:
 
 
 def _tails(profile: Profile) -> Iterator[Finding]:
+    texts = []
     for name in ("input_tokens", "output_tokens"):
         length = profile.get(name)
-        if not length or not length["p50"] or length["n"] < _TAIL_ROWS:
+        if not length or not _long_tailed(length):
             continue
-        stretch, tail = length["p99"] / length["p50"], length["tail_index"]
-        heavy = tail is not None and tail < 2
-        if stretch >= 10 or heavy or (length["top_1pct_share"] or 0) >= 0.1:
-            text = (
-                f"{name.replace('_tokens', '').capitalize()} lengths have a long tail: P50 {length['p50']:,.0f}, "
-                f"P99 {length['p99']:,.0f}, longest {length['max']:,.0f}; the longest 1 % hold "
-                f"{percent(length['top_1pct_share'])} of the tokens"
-            )
-            text += f" (tail index {tail:.2g}{', no finite variance' if heavy else ''})" if tail else ""
-            yield Finding(
-                "tails", text + ".", "the mean misleads and a few requests decide who waits: read percentiles."
-            )
+        tail = length["tail_index"]
+        text = (
+            f"{name.replace('_tokens', '').capitalize()} lengths have a long tail: P50 {length['p50']:,.0f}, "
+            f"P99 {length['p99']:,.0f}, longest {length['max']:,.0f}; the longest 1 % hold "
+            f"{percent(length['top_1pct_share'])} of the tokens"
+        )
+        text += f" (tail index {tail:.2g}, no finite variance)" if tail and tail < 2 else ""
+        parts = [part[name] for part in profile.get("tenants", {}).values() if name in part]
+        alike = len(parts) > 1 and not any(_long_tailed(part) for part in parts)
+        texts.append(text + (", because tenants differ: each one's own lengths vary less." if alike else "."))
+    if texts:
+        means = "the mean misleads and a few requests decide who waits: read percentiles, tenant by tenant."
+        yield Finding("tails", " ".join(texts), means)
+
+
+def _long_tailed(length: dict[str, Any]) -> bool:
+    if not length["p50"] or length["n"] < _TAIL_ROWS:
+        return False
+    heavy = length["tail_index"] is not None and length["tail_index"] < 2
+    return bool(heavy or length["p99"] >= 10 * length["p50"] or (length["top_1pct_share"] or 0) >= 0.1)
 
 
 def _failures(profile: Profile) -> Iterator[Finding]:
@@ -315,10 +330,10 @@ def _sessions(profile: Profile) -> Iterator[Finding]:
     found = profile.get("sessions")
     if not found or found["single_turn_share"] > 0.9:
         return
-    think = found.get("think_s")
+    turns, think = found["turns"], found.get("think_s")
     yield Finding(
         "sessions",
-        f"{found['n']:,} conversation{'s' if found['n'] > 1 else ''}, {found['turns']['mean']:.3g} turns each (P95 {found['turns']['p95']:.3g})"
+        f"Conversations: {found['n']:,}, of {turns['mean']:.3g} turns each (P95 {turns['p95']:.3g})"
         + (f", think time P50 {seconds(think['p50'])}, P95 {seconds(think['p95'])}." if think else "."),
         "a later turn waits for its predecessor, so a slow server delays it (--turns timed keeps the trace's times).",
     )

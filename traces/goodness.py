@@ -41,9 +41,15 @@ def compare(trace: Columns, drawn: Columns) -> list[Fit]:
             found.append(Fit(label, float(np.median(one)), float(np.median(two)), _distance(one, two)))
             found.append(Fit(f"{label[:-3]}P99", *(float(np.percentile(values, 99)) for values in (one, two))))
     if {"input_tokens", "output_tokens"} <= trace.numbers.keys() & drawn.numbers.keys():
-        pairs = (rank_correlation(c.numbers["input_tokens"], c.numbers["output_tokens"]) for c in (trace, drawn))
-        found.append(Fit("input-output correlation", *pairs))
+        found.append(Fit("input-output correlation", *(_together(columns) for columns in (trace, drawn))))
     return found + _conversations(trace, drawn)
+
+
+def _together(columns: Columns) -> float | None:
+    """Rank correlation of input and output among requests that have both."""
+    inputs, outputs = columns.numbers["input_tokens"], columns.numbers["output_tokens"]
+    both = (inputs > 0) & (outputs > 0)
+    return rank_correlation(inputs[both], outputs[both])
 
 
 def _times(trace: Columns, drawn: Columns) -> list[Fit]:

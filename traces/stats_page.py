@@ -11,7 +11,7 @@ from typing import Any
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
-from traces.findings import rate, seconds
+from traces.findings import dispersion, rate, seconds
 
 Profile = dict[str, Any]
 
@@ -86,8 +86,8 @@ def _table(profiles: dict[str, Profile]) -> str:
         cells = [
             f"{part['rows']:,}",
             rate(part["mean_rate_rps"]) if timed else "n/a",
-            f"{part['iod_1s']:.3g}" if "iod_1s" in part else "n/a",
-            f"{part['iod_60s']:.3g}" if "iod_60s" in part else "n/a",
+            dispersion(part, 1),
+            dispersion(part, 60),
             f"{part['per_second_p99_over_mean']:.3g}x" if "per_second_p99_over_mean" in part else "n/a",
             *(
                 f"{part[column][key]:,.0f}" if column in part else "n/a"
@@ -124,9 +124,9 @@ def _figure(title: str, x: str, y: str) -> go.Figure:
         yaxis={"title": y, **axis},
         template="none",
         font={"family": "system-ui, sans-serif", "size": 12, "color": "#1c2430"},
-        margin={"l": 62, "r": 16, "t": 46, "b": 90},
-        height=380,
-        legend={"orientation": "h", "y": -0.2, "yanchor": "top", "x": 0, "xanchor": "left"},
+        margin={"l": 62, "r": 16, "t": 46, "b": 96},
+        height=390,
+        legend={"orientation": "h", "y": -0.24, "yanchor": "top", "x": 0, "xanchor": "left"},
         hovermode="x unified",
     )
     return figure
@@ -186,13 +186,16 @@ def _dispersion(profiles: dict[str, Profile]) -> go.Figure | None:
 
 def _lengths(profiles: dict[str, Profile]) -> go.Figure | None:
     figure = _figure("Lengths: share of requests up to", "tokens (logarithmic)", "share of requests")
-    for colour, (name, profile) in zip(COLOURS, profiles.items(), strict=False):
+    drawn = profiles
+    if len(profiles) == 1:
+        drawn = dict(list(next(iter(profiles.values())).get("tenants", {}).items())[:5]) or profiles
+    for colour, (name, profile) in zip(COLOURS, drawn.items(), strict=False):
         for column, dash in (("input_tokens", "solid"), ("output_tokens", "dot")):
             if column in profile:
                 figure.add_scatter(
                     x=[max(value, 0.5) for value in profile[column]["percentiles"]],
                     y=[number / 100 for number in range(101)],
-                    name=f"{name} {column.split('_')[0]}" if len(profiles) > 1 else column.split("_")[0],
+                    name=f"{name} {column.split('_')[0]}" if len(drawn) > 1 else column.split("_")[0],
                     mode="lines",
                     line={"width": 1.8, "color": colour, "dash": dash},
                 )

@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from traces.findings import percent, rate, seconds
+from traces.findings import dispersion, percent, rate, seconds
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
@@ -228,7 +228,7 @@ def _tenants(profile: Profile) -> Table | None:
             f"{part['rows']:,}",
             percent(profile["tenant_tokens"][name] / total),
             rate(part["mean_rate_rps"]) if part.get("mean_rate_rps") else "n/a",
-            f"{part['iod_1s']:.3g}" if "iod_1s" in part else "n/a",
+            dispersion(part, 1),
             *(
                 f"{part[column][key]:,.0f}" if column in part else "n/a"
                 for column, key in (("input_tokens", "p50"), ("output_tokens", "p50"), ("output_tokens", "p99"))
