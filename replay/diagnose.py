@@ -57,7 +57,7 @@ def lines(machine: Machine, timer_ms: dict[str, float], floors: dict[int, Floor]
         _timer_line(timer_ms),
         *(_floor_line(tokens, floor) for tokens, floor in floors.items()),
         f"cores     {cores}, load {load}{stolen}",
-        f"files     {machine.files:,} (up to {machine.files_hard:,}): {machine.files - SPARE_FILES:,} connections a worker",
+        f"files     {machine.files:,} of {machine.files_hard:,}: {machine.files - SPARE_FILES:,} connections a worker",
         f"ports     {_count(machine.ports)} to one address; backlog of a server here {_count(machine.backlog)}",
     ]
     return said + [f"advice    {advice}" for advice in advices(machine, timer_ms)]
@@ -71,7 +71,7 @@ def _timer_line(timer_ms: dict[str, Any]) -> str:
 def _floor_line(tokens: int, floor: Floor) -> str:
     return (
         f"floor     {tokens} tokens: TTFT {floor.ttft_ms_p50:.2f} ms P50, {floor.ttft_ms_p99:.2f} P99, lateness "
-        f"{floor.lateness_ms_p99:.2f} P99; CPU {floor.request_us:.0f} µs a request, {floor.event_us:.1f} a further token"
+        f"{floor.lateness_ms_p99:.2f} P99; CPU {floor.request_us:.0f} µs a request, {floor.event_us:.1f} a token"
     )
 
 
