@@ -80,7 +80,7 @@ def advices(machine: Machine, timer_ms: dict[str, Any]) -> list[str]:
     found = []
     if machine.load is not None and machine.load > 0.7 * machine.cores:
         found.append(
-            f"other work keeps {machine.load:.1f} of {machine.cores} cores busy: its pauses show in every latency"
+            f"{machine.load:.1f} of {machine.cores} cores are busy: other work and its pauses show in every latency"
         )
     if timer_ms["p99"] > 1:
         found.append("timers ring over 1 ms late: a busy or virtual machine; judge nothing finer than that")

@@ -197,12 +197,10 @@ class Sender:
                 meter.head(exchange.headers_ns, exchange.status, exchange.headers)
         segments = exchange.segments
         if len(segments) <= limit:
-            for at_ns, data in segments:
-                meter.feed(at_ns, data)
+            meter.feed_all(segments)
             segments.clear()
             return
-        for at_ns, data in segments[:limit]:
-            meter.feed(at_ns, data)
+        meter.feed_all(segments[:limit])
         del segments[:limit]
 
     def settle(self) -> None:
