@@ -1,0 +1,278 @@
+"""`replay calibrate URL`: fit the step-time model to a live engine, and keep it as a profile.
+
+A designed set of requests, each alone on the engine or in a batch of its own:
+
+    prefills   one request at a time, prompts of rising length, one token out: the time to the first token
+    decodes    B requests at once with prompts of C tokens each; once all decode, the time between tokens of each stream
+
+Prompts are random token ids, so that nothing is found in a prefix cache; the lengths of answers are forced. The engine
+must serve nobody else meanwhile. A prompt longer than the engine's token budget takes several steps: keep `--prompts`
+within
+max_num_batched_tokens. The profile says what it was fitted from and how well.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from replay.preflight import Ask, Refused, Server, Target, allowed, look, parse_target
+from traces.shell import EXIT_PASS, EXIT_UNJUDGED, parsed
+
+if TYPE_CHECKING:
+    import aiohttp
+
+    from replay.engine.fitting import Fitted, Observation
+
+FIRST_ID, LAST_ID = 100, 999  # in every vocabulary, and in none of them special
+NS_PER_MS = 1e6
+
+
+def parse_counts(text: str) -> tuple[int, ...]:
+    """`1,4,16` as rising whole numbers. Raises ValueError."""
+    try:
+        values = tuple(sorted({int(part) for part in text.split(",")}))
+    except ValueError:
+        raise ValueError(f"{text!r} is not a list of whole numbers: write it as 1,4,16") from None
+    if values[0] < 1:
+        raise ValueError(f"{text!r}: every number must be at least 1")
+    return values
+
+
+COUNTS = parsed("n,n,...", parse_counts)
+
+
+@click.command()
+@click.argument("url")
+@click.option(
+    "--out", type=click.Path(dir_okay=False, path_type=Path), help="Profile to write.  [default: HOST-PORT.toml]"
+)
+@click.option("--model", help="Ask for this model.  [default: the server's only one]")
+@click.option(
+    "--prompts", type=COUNTS, default="16,64,128,256,512,1024,2048", show_default=True, help="Prompt lengths."
+)
+@click.option("--batches", type=COUNTS, default="1,2,4,8", show_default=True, help="Requests that decode at once.")
+@click.option("--contexts", type=COUNTS, default="64,512,1536", show_default=True, help="Their prompt lengths.")
+@click.option("--tokens", type=click.IntRange(4), default=32, show_default=True, help="Tokens timed in each batch.")
+@click.option("--repeats", type=click.IntRange(1), default=3, show_default=True, help="Readings of each prompt length.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
+@click.option("--allow-host", multiple=True, metavar="HOST", help="A host other than this machine that may be sent to.")
+@click.option("--api-key-env", default="OPENAI_API_KEY", metavar="VAR", show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON and nothing else.")
+def calibrate(url: str, **options: Any) -> int:
+    """Fit the step-time model to the engine at URL, which must be idle."""
+    import asyncio
+
+    from replay.engine.fitting import fit
+
+    try:
+        target = parse_target(url)
+    except ValueError as error:
+        raise click.UsageError(f"URL: {error}") from error
+    try:
+        allowed(target, options["allow_host"])
+        server = look(Ask(target, _headers(options["api_key_env"])))
+    except Refused as error:
+        raise click.UsageError(str(error).replace("--target", "URL")) from error
+    model = options["model"] or _only(server)
+    out = options["out"] or Path(f"{target.host.replace(':', '.')}-{target.port}.toml")
+    if out.exists():
+        raise click.UsageError(f"--out {out}: exists already")
+    click.echo(f"calibrating {model} at {target.origin}", err=True)
+    try:
+        readings = asyncio.run(_observe(target, model, server, options))
+        fitted = fit(readings)
+    except _Failed as error:
+        click.echo(f"replay calibrate: {error}", err=True)
+        return EXIT_UNJUDGED
+    except ValueError as error:
+        raise click.UsageError(f"{error}: give more --prompts, --batches or --contexts") from error
+    out.write_text(profile_text(fitted, target, model, server))
+    _print(fitted, readings, out, as_json=options["as_json"])
+    return EXIT_PASS
+
+
+class _Failed(Exception):
+    """The server did not answer as a calibration needs; the text says how."""
+
+
+async def _observe(target: Target, model: str, server: Server, options: dict[str, Any]) -> list[Observation]:
+    """All readings, prefills first."""
+    import aiohttp
+
+    limit = server.max_model_len or 1 << 30
+    tokens = options["tokens"]
+    prompts = [length for length in options["prompts"] if length + 2 <= limit]
+    contexts = [length for length in options["contexts"] if length + 2 * tokens + 64 <= limit]
+    source = random.Random(options["seed"])  # lengths do not depend on it, contents must differ from run to run
+    source.seed(f"{options['seed']} {time.time_ns()}")
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=300)
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(
+        target.origin, timeout=timeout, connector=connector, headers=_headers(options["api_key_env"]), trust_env=False
+    ) as session:
+        client = _Client(session, target.base_path, model, source)
+        await client.ask(prompts[0] if prompts else 16, 4)  # the first answer of an engine is never typical
+        readings = []
+        for length in prompts:
+            readings += [await _prefill(client, length) for _ in range(options["repeats"])]
+            click.echo(f"prefill of {length} tokens: {readings[-1].seen_ms:.1f} ms", err=True)
+        for rows in options["batches"]:
+            for context in contexts:
+                readings.append(await _decode(client, rows, context, tokens))
+                click.echo(f"{rows} decodes at {context}: {readings[-1].seen_ms:.2f} ms a token", err=True)
+    return readings
+
+
+class _Client:
+    """Sends completions with token ids and stamps their chunks as they arrive."""
+
+    def __init__(self, session: aiohttp.ClientSession, base: str, model: str, source: random.Random) -> None:
+        self.session, self.base, self.model, self.source = session, base, model, source
+
+    async def ask(self, prompt_tokens: int, output_tokens: int) -> list[int]:
+        """Arrival of every token, in ns from the moment of sending. Raises _Failed."""
+        import aiohttp
+
+        body = {
+            "model": self.model,
+            "prompt": [self.source.randint(FIRST_ID, LAST_ID) for _ in range(prompt_tokens)],
+            "max_tokens": output_tokens,
+            "min_tokens": output_tokens,
+            "ignore_eos": True,
+            "temperature": 0,
+            "stream": True,
+        }
+        encoded = json.dumps(body).encode()
+        times: list[int] = []
+        start = time.perf_counter_ns()
+        try:
+            async with self.session.post(
+                f"{self.base}/v1/completions",
+                data=encoded,
+                headers={"content-type": "application/json"},
+                allow_redirects=False,
+            ) as answer:
+                if answer.status != 200:
+                    raise _Failed(
+                        f"the server answered HTTP {answer.status} to a completion of {prompt_tokens} token ids"
+                    )
+                rest = b""
+                async for data in answer.content.iter_any():
+                    now = time.perf_counter_ns()
+                    *lines, rest = (rest + data).split(b"\n")
+                    times += [now - start] * sum(1 for line in lines if _is_token(line))
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise _Failed(f"the server broke off ({type(error).__name__})") from error
+        if not times:
+            raise _Failed("a completion came without a token")
+        return times
+
+
+def _is_token(line: bytes) -> bool:
+    """Whether a line of the stream carries a token: a choice, be its text empty (some tokens are half a character)."""
+    if not line.startswith(b"data: {"):
+        return False
+    choices = json.loads(line[6:]).get("choices")
+    return bool(choices) and "text" in choices[0]
+
+
+async def _prefill(client: _Client, length: int) -> Observation:
+    from replay.engine.fitting import Observation
+
+    times = await client.ask(length, 1)
+    return Observation(length, 0, 0.0, times[0] / NS_PER_MS)
+
+
+async def _decode(client: _Client, rows: int, context: int, tokens: int) -> Observation:
+    """The mean step while all `rows` decode: from the last first token to the first last one."""
+    import asyncio
+    import statistics
+
+    from replay.engine.fitting import Observation
+
+    asked = tokens + 4 + 2 * (rows * context // 2048 + rows // 4)
+    begun = time.perf_counter_ns()
+
+    async def one() -> list[int]:
+        offset = time.perf_counter_ns() - begun
+        return [offset + at for at in await client.ask(context, asked)]
+
+    streams = await asyncio.gather(*(one() for _ in range(rows)))
+    start, end = max(times[0] for times in streams), min(times[-1] for times in streams)
+    steps, grown = [], 0.0
+    for times in streams:
+        inside = [index for index, at in enumerate(times) if start <= at <= end]
+        if len(inside) > 2:
+            steps.append((times[inside[-1]] - times[inside[0]]) / (len(inside) - 1))
+            grown += context + (inside[0] + inside[-1]) / 2
+    if len(steps) < rows:
+        raise _Failed(f"{rows} requests never decoded together: the engine has fewer slots, or give more --tokens")
+    return Observation(rows, rows, grown, statistics.median(steps) / NS_PER_MS)
+
+
+def profile_text(fitted: Fitted, target: Target, model: str, server: Server) -> str:
+    """The profile as TOML."""
+    values = ", ".join(
+        f"{name} = {getattr(fitted.model, name):.6g}" for name in ("w_ms", "u_ms", "g0_ms", "g_ms", "k_ms", "a_ms")
+    )
+    day = time.strftime("%Y-%m-%d", time.gmtime())
+    said = {
+        "provenance": f"fitted from {fitted.observations} readings of a live engine",
+        "source": f"{target.origin}, {day}, {server.version or 'version unknown'}",
+        "error": error_text(fitted),
+        "served_model": model,
+    }
+    lines = [f"{name} = {json.dumps(text)}" for name, text in said.items()]
+    if server.max_model_len:
+        lines.append(f"max_model_len = {server.max_model_len}")
+    return "\n".join([*lines, f"model = {{ {values} }}", ""])
+
+
+def error_text(fitted: Fitted) -> str:
+    """How well the fit explains the readings, in words."""
+    return (
+        f"median {fitted.error_p50:.1%}, P95 {fitted.error_p95:.1%} of {fitted.observations} readings; "
+        f"median {fitted.kept_out_p50:.1%} of those kept out of the fit"
+    )
+
+
+def _print(fitted: Fitted, readings: list[Observation], out: Path, *, as_json: bool) -> None:
+    import msgspec
+
+    from replay.engine.fitting import predicted_ms
+
+    rows = [
+        {**reading._asdict(), "fitted_ms": predicted_ms(fitted, reading)}
+        for reading in sorted(readings, key=lambda reading: reading[:3])
+    ]
+    if as_json:
+        click.echo(json.dumps({"profile": str(out), "fit": msgspec.to_builtins(fitted), "readings": rows}))
+        return
+    click.echo(f"{'reading':32}{'seen':>12}{'fitted':>12}{'error':>9}")
+    for row in rows:
+        what = f"{row['rows']} decodes, context {row['context']:.0f}" if row["rows"] else f"prefill of {row['tokens']}"
+        error = row["fitted_ms"] / row["seen_ms"] - 1
+        click.echo(f"{what:32}{row['seen_ms']:9.2f} ms{row['fitted_ms']:9.2f} ms{error:+9.1%}")
+    click.echo(f"error: {error_text(fitted)}; the API adds {fitted.api_ms:.1f} ms to a first token")
+    click.echo(f"profile written to {out}; use it with --profile {out} or --profile-file {out}")
+
+
+def _only(server: Server) -> str:
+    if len(server.models) == 1:
+        return server.models[0]
+    raise click.UsageError(
+        f"--model: name one of {', '.join(server.models) or 'the models the server has (it lists none)'}"
+    )
+
+
+def _headers(variable: str) -> dict[str, str]:
+    import os
+
+    key = os.environ.get(variable)
+    return {"authorization": f"Bearer {key}"} if key else {}
