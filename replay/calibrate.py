@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from replay.engine.fitting import Fitted, Observation
 
+_SPAN = 4
 FIRST_ID, LAST_ID = 100, 999  # in every vocabulary, and in none of them special
 NS_PER_MS = 1e6
 
@@ -58,8 +59,10 @@ COUNTS = parsed("n,n,...", parse_counts)
 )
 @click.option("--batches", type=COUNTS, default="1,2,4,8", show_default=True, help="Requests that decode at once.")
 @click.option("--contexts", type=COUNTS, default="64,512,1536", show_default=True, help="Their prompt lengths.")
-@click.option("--tokens", type=click.IntRange(4), default=32, show_default=True, help="Tokens timed in each batch.")
-@click.option("--repeats", type=click.IntRange(1), default=3, show_default=True, help="Readings of each prompt length.")
+@click.option("--tokens", type=click.IntRange(12), default=40, show_default=True, help="Tokens timed in each batch.")
+@click.option(
+    "--repeats", type=click.IntRange(1), default=3, show_default=True, help="Readings of a length; the median counts."
+)
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
 @click.option("--allow-host", multiple=True, metavar="HOST", help="A host other than this machine that may be sent to.")
 @click.option("--api-key-env", default="OPENAI_API_KEY", metavar="VAR", show_default=True)
@@ -102,7 +105,7 @@ class _Failed(Exception):
 
 
 async def _observe(target: Target, model: str, server: Server, options: dict[str, Any]) -> list[Observation]:
-    """All readings, prefills first."""
+    """All readings, prefills first; of a prompt's repeats the median, for what disturbs one only ever adds to it."""
     import aiohttp
 
     limit = server.max_model_len or 1 << 30
@@ -120,7 +123,8 @@ async def _observe(target: Target, model: str, server: Server, options: dict[str
         await client.ask(prompts[0] if prompts else 16, 4)  # the first answer of an engine is never typical
         readings = []
         for length in prompts:
-            readings += [await _prefill(client, length) for _ in range(options["repeats"])]
+            seen = [await _prefill(client, length) for _ in range(options["repeats"])]
+            readings.append(sorted(seen)[(len(seen) - 1) // 2])
             click.echo(f"prefill of {length} tokens: {readings[-1].seen_ms:.1f} ms", err=True)
         for rows in options["batches"]:
             for context in contexts:
@@ -190,7 +194,11 @@ async def _prefill(client: _Client, length: int) -> Observation:
 
 
 async def _decode(client: _Client, rows: int, context: int, tokens: int) -> Observation:
-    """The mean step while all `rows` decode: from the last first token to the first last one."""
+    """The median step while all `rows` decode: from the last first token to the first last one.
+
+    A step is a quarter of the time between every fourth token, so that tokens that arrive in one read do no harm, nor
+    does a moment in which the machine was busy elsewhere.
+    """
     import asyncio
     import statistics
 
@@ -205,13 +213,15 @@ async def _decode(client: _Client, rows: int, context: int, tokens: int) -> Obse
 
     streams = await asyncio.gather(*(one() for _ in range(rows)))
     start, end = max(times[0] for times in streams), min(times[-1] for times in streams)
-    steps, grown = [], 0.0
+    steps: list[float] = []
+    grown, measured = 0.0, 0
     for times in streams:
         inside = [index for index, at in enumerate(times) if start <= at <= end]
-        if len(inside) > 2:
-            steps.append((times[inside[-1]] - times[inside[0]]) / (len(inside) - 1))
+        if len(inside) > 2 * _SPAN:
+            steps += [(times[index] - times[index - _SPAN]) / _SPAN for index in inside[_SPAN:]]
+            measured += 1
             grown += context + (inside[0] + inside[-1]) / 2
-    if len(steps) < rows:
+    if measured < rows:
         raise _Failed(f"{rows} requests never decoded together: the engine has fewer slots, or give more --tokens")
     return Observation(rows, rows, grown, statistics.median(steps) / NS_PER_MS)
 
