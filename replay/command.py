@@ -16,7 +16,8 @@ from traces.shell import EXIT_INTERRUPTED
 
 if TYPE_CHECKING:
     from replay.options import Offered
-    from replay.session import EngineOptions, Ran, Ready
+    from replay.preflight import Target
+    from replay.session import Ran, Ready
 
 
 @click.command()
@@ -45,18 +46,18 @@ def replay(
 
     Exit: 0 pass, 1 an SLA failed, 2 usage, 3 invalid or inconclusive, 130 interrupted.
     """
-    _check(offer, send, out)
+    check(offer, send, out)
     offered = make_offer(offer)
     if dry_run:
         _print_plan(offered, offer, as_json=as_json)
         return 0
-    from replay import preflight
+    from replay import preflight, session
     from replay.run import Interrupted
-    from replay.session import EngineOptions
 
     folder = out or Path("runs") / time.strftime("%Y%m%d-%H%M%S")
     try:
-        ran = _run(offered, offer, send, EngineOptions(**engine), folder)
+        with session.server(send, session.EngineOptions(**engine)) as target:
+            ran = run_once(offered, offer, send, target, folder)
     except preflight.Refused as error:
         raise click.UsageError(str(error)) from error
     except Interrupted:
@@ -65,7 +66,7 @@ def replay(
     return _print_result(ran, as_json=as_json)
 
 
-def _check(offer: OfferOptions, send: SendOptions, out: Path | None) -> None:
+def check(offer: OfferOptions, send: SendOptions, out: Path | None) -> None:
     """What can be refused before anything is read or asked.
 
     Raises:
@@ -86,23 +87,27 @@ def _check(offer: OfferOptions, send: SendOptions, out: Path | None) -> None:
             raise click.UsageError(str(error)) from error
 
 
-def _run(offered: Offered, offer: OfferOptions, send: SendOptions, engine: EngineOptions, folder: Path) -> Ran:
-    """From the offer to the run's folder, with the live view on stderr."""
+def run_once(offered: Offered, offer: OfferOptions, send: SendOptions, target: Target, folder: Path) -> Ran:
+    """From the offer to the run's folder, with the live view on stderr and the page beside the result.
+
+    Raises:
+        replay.preflight.Refused: the run cannot begin.
+        replay.run.Interrupted: a second Ctrl-C.
+    """
     from replay import session
     from replay.live import LiveView
     from replay.run import Crew
     from replay.sentence import IMPLICIT
 
     rules = [*(rule for tenant in offered.tenants for rule in tenant.slas), *offered.rules, IMPLICIT]
-    with (
-        Crew(session.workers_for(offered.plan, send)) as crew,
-        session.server(send, engine) as target,
-    ):
+    with Crew(session.workers_for(offered.plan, send)) as crew:
         ready = session.prepare(offered, send, target, seed=offer.seed)
         _announce(offered, send, ready, crew.workers)
         folder.mkdir(parents=True)
         with LiveView(f"{Path(offer.trace).name} -> {target.host}:{target.port}", rules) as view:
-            return session.perform(offered, send, ready, folder, crew, asked=offer, watch=view.update)
+            ran = session.perform(offered, send, ready, folder, crew, asked=offer, watch=view.update)
+    _draw(folder)
+    return ran
 
 
 def _announce(offered: Offered, send: SendOptions, ready: Ready, workers: int) -> None:
@@ -161,7 +166,6 @@ def _print_result(ran: Ran, *, as_json: bool) -> int:
     """The result on stdout, its verdict first and last; the page beside it; the exit code."""
     from tenants import summary
 
-    _draw(ran.folder)
     if as_json:
         click.echo(summary.to_json(ran.summary).decode())
     else:

@@ -43,6 +43,7 @@ def running(*options: str, port: int = 0) -> Iterator[str]:
             stdout=subprocess.PIPE,
             stderr=errors,
             env={**os.environ, "PYTHONPATH": path},
+            start_new_session=True,  # the terminal's Ctrl-C is for the parent, which ends the engine last
         )
         try:
             yield _url(process, errors)
