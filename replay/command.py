@@ -97,7 +97,7 @@ def run_once(offered: Offered, offer: OfferOptions, send: SendOptions, target: T
     from replay import session
     from replay.live import LiveView
     from replay.run import Crew
-    from replay.sentence import IMPLICIT
+    from tenants.sentence import IMPLICIT
 
     rules = [*(rule for tenant in offered.tenants for rule in tenant.slas), *offered.rules, IMPLICIT]
     with Crew(session.workers_for(offered.plan, send)) as crew:
