@@ -291,13 +291,12 @@ _OWNERS = {
     "vllm": "vllm",
     "sglang": "sglang",
     "tensorrt_llm": "tensorrt-llm",
-    "nvidia": "dynamo",
     "llamacpp": "llama.cpp",
 }
 _METRIC_PREFIXES = {
+    "dynamo_": "dynamo",  # first: its frontend may show its engine's metrics, too
     "vllm:": "vllm",
     "sglang:": "sglang",
-    "dynamo_": "dynamo",
     "trtllm_": "tensorrt-llm",
     "litellm_": "litellm",
     "tgi_": "tgi",

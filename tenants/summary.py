@@ -205,23 +205,26 @@ def from_json(document: Any) -> Summary:
     return msgspec.convert(document, Summary, strict=False)
 
 
-def percentiles(values: Floats) -> Percentiles:
-    """P50, P95 and P99 with their count and intervals; NaN values are left out, +∞ counts."""
+def percentiles(values: Floats, *, intervals: bool = True) -> Percentiles:
+    """P50, P95 and P99 with their count and intervals; NaN values are left out, +∞ counts.
+
+    No intervals for gaps between tokens: those of one answer are alike, so their number says little about how sure we are.
+    """
     seen = quantiles.ordered(values)
     n = len(seen)
     found: dict[str, float | None] = {}
-    intervals: dict[str, tuple[float, float] | None] = {}
+    ends: dict[str, tuple[float, float] | None] = {}
     infinite = []
     for name, q in SHOWN.items():
         value = float(seen[quantiles.rank(n, q)]) if n >= quantiles.needed(q) else None
         if value is not None and math.isinf(value):
             infinite.append(name)
             value = None
-        bounds = quantiles.interval(seen, q) if value is not None else None
+        bounds = quantiles.interval(seen, q) if value is not None and intervals else None
         found[name] = None if value is None else round(value, 6)
         finite = bounds is not None and math.isfinite(bounds.high)
-        intervals[name] = (round(bounds.low, 6), round(bounds.high, 6)) if bounds is not None and finite else None
-    return Percentiles(n=n, ci=intervals, infinite=tuple(infinite), **found)
+        ends[name] = (round(bounds.low, 6), round(bounds.high, 6)) if bounds is not None and finite else None
+    return Percentiles(n=n, ci=ends, infinite=tuple(infinite), **found)
 
 
 class _Run(NamedTuple):
@@ -279,8 +282,8 @@ def _tenant(run: _Run, name: str, tenants: Sequence[Tenant]) -> TenantSummary:
         held_ms=block(rows.held_ms),
         connect_ms=block(rows.connect_ms),
         tpot_ms=block(rows.tpot_ms),
-        itl_ms=percentiles(gap_ms) if len(gap_ms) and one_token else None,
-        inter_chunk_ms=percentiles(gap_ms) if len(gap_ms) and not one_token else None,
+        itl_ms=percentiles(gap_ms, intervals=False) if len(gap_ms) and one_token else None,
+        inter_chunk_ms=percentiles(gap_ms, intervals=False) if len(gap_ms) and not one_token else None,
         e2e_ms=block(rows.e2e_ms),
         output_tokens=tokens,
         output_tokens_per_s=run.per_s(tokens),
@@ -298,7 +301,7 @@ def _judge(run: _Run, rule: Rule) -> RuleResult:
         if len(gap_ms) == 0 or one_token != (rule.metric == "itl"):
             return sla.unjudged(rule)
         of_failed = np.full(int(run.failed(mine).sum()), np.inf)
-        return sla.judge(rule, np.concatenate([gap_ms, of_failed]))
+        return msgspec.structs.replace(sla.judge(rule, np.concatenate([gap_ms, of_failed])), ci=None)
     if rule.q is not None:
         values: Floats = getattr(rows, f"{rule.metric}_ms")
         return sla.judge(rule, values[mine])

@@ -123,7 +123,7 @@ def models(owner):
         (None, models("sglang"), None, "sglang"),
         ('{"version":"0.33.0"}', models("me"), None, "vllm"),
         (None, models("me"), "# HELP x\nsglang:num_running_reqs 1\n", "sglang"),
-        (None, None, "dynamo_frontend_requests_total 1\n", "dynamo"),
+        (None, models("nvidia"), "vllm:x 1\ndynamo_frontend_requests_total 1\n", "dynamo"),
         (None, None, "tgi_queue_size 1\n", "tgi"),
         (None, None, None, "vllm"),
         ("<html>", "<html>", "<html>", "vllm"),

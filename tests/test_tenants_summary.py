@@ -154,6 +154,7 @@ def test_a03_time_to_the_first_visible_token_stands_beside_ttft():
 def test_a14_itl_is_gaps_alone_where_each_chunk_is_one_token():
     found = risk([{"chunk_ns": [1000.0 + 10 * i for i in range(11)], "output_tokens": 11}])
     assert (found.itl_ms.p50, found.itl_ms.n, found.inter_chunk_ms) == (10, 10, None)
+    assert found.itl_ms.ci["p50"] is None
 
 
 def test_a09_chunks_of_several_tokens_are_never_called_itl():
