@@ -208,7 +208,7 @@ def from_json(document: Any) -> Summary:
 def percentiles(values: Floats, *, intervals: bool = True) -> Percentiles:
     """P50, P95 and P99 with their count and intervals; NaN values are left out, +∞ counts.
 
-    No intervals for gaps between tokens: those of one answer are alike, so their number says little about how sure we are.
+    No intervals for gaps between tokens: those of one answer are alike, so their number says little.
     """
     seen = quantiles.ordered(values)
     n = len(seen)
