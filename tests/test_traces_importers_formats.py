@@ -8,8 +8,9 @@ import json
 import pytest
 
 from traces.errors import BadFile, BadRow
+from traces.importers.batching import Ids
 from traces.importers.formats import FORMATS
-from traces.importers.intake import Options
+from traces.importers.intake import Intake, Options
 from traces.importers.load import import_file, table
 from traces.importers.sniff import format_of
 from traces.importers.source import Source
@@ -545,3 +546,13 @@ def test_what_is_wrong_is_named_and_nothing_is_written(tmp_path, form, text, pro
     assert "\n" not in str(caught.value)
     assert "SECRET" not in str(caught.value)
     assert [item.name for item in tmp_path.iterdir()] == ["in.dat"]
+
+
+@pytest.mark.parametrize("fresh", [1, 3, 1000])
+def test_an_id_that_came_before_is_refused_however_long_ago(fresh, monkeypatch):
+    monkeypatch.setattr(Ids, "_FRESH", fresh)
+    ids = Ids(Intake("in.dat", Options(bad_rows="skip")), "id")
+    names = [str(number % 70) for number in range(200)]
+    assert [ids.new(row, name) for row, name in enumerate(names, 1)] == [row <= 70 for row in range(1, 201)]
+    assert ids.new(201, None)
+    assert ids.new(202, None)

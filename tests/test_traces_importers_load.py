@@ -40,6 +40,13 @@ def test_rows_out_of_order_are_sorted_and_their_steps_counted(tmp_path):
     assert list(tmp_path.glob(".*")) == []
 
 
+def test_a_step_back_between_two_batches_counts_and_equal_times_do_not(tmp_path):
+    intake = load.Intake("x")
+    for part in ([1, 5], [5, 6], [4, 4], [4]):
+        intake.count_order(np.array(part))
+    assert intake.out_of_order == 1
+
+
 def test_sorting_in_windows_equals_a_stable_sort_in_memory(tmp_path, monkeypatch):
     draw = random.Random(7)
     rows = [(draw.randrange(60), index) for index in range(5000)]
