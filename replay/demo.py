@@ -1,4 +1,4 @@
-"""`make demo`: the sample trace against the embedded engine, two tenants, fifty seconds of it.
+"""`make demo`: the sample trace against the embedded engine, two tenants, forty-five seconds of it.
 
 It succeeds when the run is valid, whatever the verdict: the demo shows what a verdict looks like, it does not gate.
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 ARGUMENTS = [
     "sample",
     "--window",
-    "3m:3m50s",
+    "3m:3m45s",
     "--tenant-mix",
     "risk:summary",
     "--sla",

@@ -8,10 +8,11 @@ fit an engine of 8 slots, which Azure's own rate would drown, and a second tenan
 - `risk`: the short questions of the first 600 s, at most 1,500 tokens in and 120 out, thinned by a seeded draw to 0.8
   requests/s. Arrivals and lengths are Azure's own, bursts included.
 - `summary`: 148 requests, as Azure has no tenant that writes long answers. Arrivals are Poisson; input lengths are
-  drawn from Azure's own prompts of over 2,000 tokens in these 600 s; output lengths are lognormal with median 1,400
-  and sigma 0.3, between 600 and 3,000 tokens. This tenant's arrivals and output lengths are the only invented figures.
+  drawn from Azure's own prompts of 2,000 to 5,000 tokens in these 600 s; output lengths are lognormal with median
+  1,400 and sigma 0.3, between 600 and 3,000 tokens. This tenant's arrivals and output lengths are the only invented
+  figures.
 
-With the embedded engine's defaults (llama3-8b-a100-80, 8 slots) its slots are 74 % busy (docs/sample.md).
+With the embedded engine's defaults (llama3-8b-a100-80, 8 slots) its slots are 73 % busy (docs/sample.md).
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def sample(conversations: pa.Table) -> pa.Table:
 
     gaps = rng.exponential(size=SUMMARIES)
     summary_ns = (np.cumsum(gaps) / gaps.sum() * SPAN_NS * 0.97).astype(np.int64)
-    long_prompts = input_tokens[early & (input_tokens > 2000)]
+    long_prompts = input_tokens[early & (input_tokens > 2000) & (input_tokens <= 5000)]
     summary_input = rng.choice(long_prompts, SUMMARIES)
     summary_output = np.clip(rng.lognormal(np.log(1400), 0.3, SUMMARIES), 600, 3000).astype(np.int32)
 
@@ -55,7 +56,7 @@ def sample(conversations: pa.Table) -> pa.Table:
     rows = len(order)
     step = (
         f"first 600 s; risk: input <= 1500 and output <= 120 thinned to {RISK_PER_S}/s; "
-        f"summary: {SUMMARIES} Poisson arrivals, inputs from prompts > 2000, outputs lognormal(1400, 0.3); seed {SEED}"
+        f"summary: {SUMMARIES} Poisson arrivals, inputs from prompts of 2000 to 5000, outputs lognormal(1400, 0.3); seed {SEED}"
     )
     return table(
         {
