@@ -104,10 +104,21 @@ def run_once(offered: Offered, offer: OfferOptions, send: SendOptions, target: T
         ready = session.prepare(offered, send, target, seed=offer.seed)
         _announce(offered, send, ready, crew.workers)
         folder.mkdir(parents=True)
-        with LiveView(f"{Path(offer.trace).name} -> {target.host}:{target.port}", rules) as view:
+        with LiveView(_title(offer, ready), rules) as view:
             ran = session.perform(offered, send, ready, folder, crew, asked=offer, watch=view.update)
     _draw(folder)
     return ran
+
+
+def _title(offer: OfferOptions, ready: Ready) -> str:
+    """What runs, in a line: ``sample → 127.0.0.1:8000  2x  risk:summary  vllm``."""
+    target, speed = ready.target, offer.shape.speed
+    words = [
+        f"{Path(offer.trace).name} → {target.host}:{target.port}",
+        f"{speed:g}x" if speed else "",
+        offer.tenant_mix or "",
+    ]
+    return "  ".join(word for word in [*words, ready.dialect.name] if word)
 
 
 def _announce(offered: Offered, send: SendOptions, ready: Ready, workers: int) -> None:
