@@ -128,7 +128,7 @@ class Capture:
         endpoint = rules.endpoint_of(request.path) if request.method == "POST" else None
         body = request.raw_content
         if endpoint is None and request.method == "POST" and body:
-            endpoint = rules.endpoint_by_shape(body)
+            endpoint = rules.endpoint_by_shape(body, request.path)
         if endpoint is None:
             recorder.counts.passed += 1
             return

@@ -43,6 +43,24 @@ _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/@+-]{0,127}")
 _RAW = re.compile(r"-?[0-9]{1,18}(?:\.[0-9]{1,9})?|[A-Za-z][A-Za-z0-9_.-]{0,62}")
 
 
+# Routes of LLM servers whose bodies look like a request for an answer, and are none.
+_OTHERS = (
+    "tokenize",
+    "count_tokens",
+    ":countTokens",
+    "apply-template",
+    "/batches",
+    "/classify",
+    "/moderations",
+    "/pooling",
+    "/score",
+    "/images/generations",
+    "/images/edits",
+    "/audio/speech",
+    "/fine_tuning/jobs",
+)
+
+
 class _Shape(msgspec.Struct):
     """The fields that make a JSON object a request to an LLM, unread."""
 
@@ -56,8 +74,10 @@ class _Shape(msgspec.Struct):
 _shape = msgspec.json.Decoder(_Shape).decode
 
 
-def endpoint_by_shape(body: bytes) -> str | None:
+def endpoint_by_shape(body: bytes, path: str = "/") -> str | None:
     """The endpoint that a JSON body on an unknown path is for; None when it is no request to an LLM."""
+    if path.partition("?")[0].rstrip("/").endswith(_OTHERS):
+        return None
     if b'"model"' not in body and b'"contents"' not in body:
         return None
     try:

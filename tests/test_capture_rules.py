@@ -56,6 +56,11 @@ def test_an_unknown_path_is_told_by_the_shape_of_the_body(body, endpoint):
     assert rules.endpoint_by_shape(json.dumps(body).encode()) == endpoint
 
 
+@pytest.mark.parametrize("path", ["/tokenize", "/v1/detokenize", "/v1/messages/count_tokens", "/v1/moderations?x=1"])
+def test_a_route_beside_the_answers_is_none_whatever_its_body_looks_like(path):
+    assert rules.endpoint_by_shape(b'{"model": "m", "prompt": "x"}', path) is None
+
+
 def test_a_body_that_is_no_json_has_no_endpoint():
     assert rules.endpoint_by_shape(b'{"model": ') is None
     assert rules.endpoint_by_shape(b"\xff\xfe model contents") is None
