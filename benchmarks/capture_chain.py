@@ -32,10 +32,12 @@ class Raw(httpx.AsyncHTTPTransport):
         key, stream, pieces = request.headers["x-key"], response.stream, []
         class Tee(httpx.AsyncByteStream):
             async def __aiter__(self):
-                async for piece in stream:
-                    pieces.append(piece)
-                    yield piece
-                seen[key] = hashlib.sha256(VOLATILE.sub(b"", b"".join(pieces))).hexdigest()
+                try:
+                    async for piece in stream:
+                        pieces.append(piece)
+                        yield piece
+                finally:
+                    seen[key] = hashlib.sha256(VOLATILE.sub(b"", b"".join(pieces))).hexdigest()
             async def aclose(self):
                 await stream.aclose()
         return httpx.Response(response.status_code, headers=response.headers, stream=Tee(),
@@ -70,8 +72,10 @@ def percentile(values: list[float], q: float) -> float:
 def client(python: str, url: str, model: str, args: argparse.Namespace) -> dict[str, str]:
     """Run the client: max_tokens of each request → digest of the answer's bytes."""
     done = subprocess.run(
-        [python, "-c", CLIENT, url, model, str(args.count), str(args.rate)], capture_output=True, text=True, check=True
+        [python, "-c", CLIENT, url, model, str(args.count), str(args.rate)], capture_output=True, text=True, check=False
     )
+    if done.returncode:
+        raise SystemExit(f"the client failed against {url}: {done.stderr.strip().splitlines()[-1]}")
     found: dict[str, str] = json.loads(done.stdout)
     return found
 
@@ -117,8 +121,8 @@ def main() -> None:
             with child(recorder(int(match[2]), str(out)), RECORDS) as (_, captured):
                 through = client(args.client_python, f"http://127.0.0.1:{captured[1]}", model, args)
             lines = [json.loads(line) for line in log.read_text().splitlines()]
+            compare(parquet.read(out).to_pylist(), lines)
             direct = client(args.client_python, match[1], model, args)
-        compare(parquet.read(out).to_pylist(), lines)
         same = sum(through[key] == direct[key] for key in direct)
         print(f"answers whose bytes are the same with and without the recorder: {same} of {len(direct)}")
 

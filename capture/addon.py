@@ -37,6 +37,7 @@ from traces.errors import TraceError  # noqa: E402
 from traces.meter import End, Meter  # noqa: E402
 
 Piece = Callable[[bytes], bytes | Iterable[bytes]]
+Clock = Callable[[], int]
 
 
 class Capture:
@@ -45,10 +46,18 @@ class Capture:
     Args:
         settings: None to take them from mitmproxy's options (`capture_*`).
         recorder: given by the `capture` command; else made from the settings when mitmproxy runs.
+        clock_of: gives the clock for a flow's response, which tells when the bytes at hand came; None for one that
+            tells the time (the bytes came a little earlier).
     """
 
-    def __init__(self, settings: Settings | None = None, recorder: Recorder | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings | None = None,
+        recorder: Recorder | None = None,
+        clock_of: Callable[[http.HTTPFlow], Clock] | None = None,
+    ) -> None:
         self.settings, self.recorder = settings, recorder
+        self._clock_of = clock_of or (lambda _flow: time.monotonic_ns)
         self._own = recorder is None
         self._open: dict[str, Exchange] = {}
         self._idle: asyncio.Event | None = None
@@ -151,7 +160,6 @@ class Capture:
 
     def responseheaders(self, flow: http.HTTPFlow) -> None:
         """Let the body through piece by piece, measured on its way if the request is recorded."""
-        now_ns = time.monotonic_ns()
         response = flow.response
         if response is None:
             return
@@ -159,13 +167,14 @@ class Capture:
         if exchange is None:
             response.stream = response.stream or True
             return
-        exchange.meter.head(now_ns, response.status_code, response.headers.items(multi=True))
+        clock = self._clock_of(flow)
+        exchange.meter.head(clock(), response.status_code, response.headers.items(multi=True))
         former = response.stream if callable(response.stream) else None
-        response.stream = self._through(exchange.meter, former)
+        response.stream = self._through(exchange.meter, clock, former)
 
-    def _through(self, meter: Meter, former: Piece | None) -> Piece:
+    def _through(self, meter: Meter, clock: Clock, former: Piece | None) -> Piece:
         """A function for mitmproxy that measures pieces and gives them back untouched."""
-        feed, clock = meter.feed, time.monotonic_ns
+        feed = meter.feed
         assert self.recorder is not None
         counts = self.recorder.counts
 

@@ -3,6 +3,9 @@
 Only the parts of mitmproxy that a recorder needs are loaded: every hook of every request runs through the whole chain
 of addons, so a short chain is what pays for the recording. `mitmdump -s capture/addon.py` gives the long one.
 
+Bytes of a response are stamped when they come off the socket (`StampedReader`), before mitmproxy has parsed them and
+before its tasks have their turn: on a busy proxy that is milliseconds earlier.
+
 The listening socket is made here, not by mitmproxy: an address in use is a clear error before anything starts, and
 several workers can share one port.
 """
@@ -15,10 +18,11 @@ import logging
 import signal
 import socket
 import sys
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from mitmproxy import exceptions, options
+from mitmproxy import ctx, exceptions, http, options
 from mitmproxy.addons import (
     anticomp,
     block,
@@ -43,6 +47,18 @@ from capture.addon import Capture
 
 DRAIN_S = 5.0
 
+
+class StampedReader(asyncio.StreamReader):
+    """asyncio's reader, which also knows when its last bytes came."""
+
+    fed_ns = 0
+
+    def feed_data(self, data: Any) -> None:
+        """Called by the transport."""
+        self.fed_ns = time.monotonic_ns()
+        super().feed_data(data)
+
+
 Listen = Callable[[Callable[..., Awaitable[None]]], Awaitable[Any]]
 
 
@@ -65,6 +81,16 @@ def chain() -> list[Any]:
         upstream_auth.UpstreamAuth(),
         update_alt_svc.UpdateAltSvc(),
     ]
+
+
+def clock_of(flow: http.HTTPFlow) -> Callable[[], int]:
+    """A clock that tells when the bytes of a flow's response that are being handled came off the socket."""
+    handler = ctx.master.addons.get("proxyserver").connections.get(flow.client_conn.id)
+    io = handler.transports.get(flow.server_conn) if handler is not None else None
+    reader = io.reader if io is not None else None
+    if not isinstance(reader, StampedReader):
+        return time.monotonic_ns
+    return lambda: reader.fed_ns
 
 
 def run(mode: str, sets: tuple[str, ...], addon: Capture, listen: Listen, ready: Callable[[], None]) -> None:
@@ -102,7 +128,9 @@ async def _run(mode: str, sets: tuple[str, ...], addon: Capture, listen: Listen,
         servers.append(await listen(instance.handle_stream))
         return servers
 
-    setattr(mode_servers.AsyncioServerInstance, "listen", _listen)  # noqa: B010 - its only way in
+    # mitmproxy has no other way in for either
+    setattr(mode_servers.AsyncioServerInstance, "listen", _listen)  # noqa: B010
+    setattr(asyncio.streams, "StreamReader", StampedReader)  # noqa: B010
     master = Master(options.Options())
     handler = _Warnings()
     logging.getLogger().addHandler(handler)

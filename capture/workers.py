@@ -84,7 +84,7 @@ def say(text: str) -> None:
 
 def _alone(plan: Plan, listening: socket.socket) -> Counts:
     from capture.addon import Capture
-    from capture.proxy import listen_on
+    from capture.proxy import clock_of, listen_on
     from capture.proxy import run as proxy
 
     recorder = Recorder(plan.settings, say)
@@ -93,7 +93,7 @@ def _alone(plan: Plan, listening: socket.socket) -> Counts:
         proxy(
             plan.mode,
             plan.sets,
-            Capture(plan.settings, recorder),
+            Capture(plan.settings, recorder, clock_of),
             listen_on(listening),
             lambda: say(_started(plan, listening, 1)),
         )
@@ -115,13 +115,16 @@ def _started(plan: Plan, listening: socket.socket, workers: int) -> str:
 def work(channel: socket.socket, plan: Plan) -> None:
     """Be a worker: connections come over `channel`, a byte goes back for each that closed."""
     from capture.addon import Capture
+    from capture.proxy import clock_of
     from capture.proxy import run as proxy
 
     die_with_parent()
     recorder = Recorder(plan.settings, say, quiet=True)
     recorder.start()
     try:
-        proxy(plan.mode, plan.sets, Capture(plan.settings, recorder), _handed(channel), lambda: _tell(channel))
+        proxy(
+            plan.mode, plan.sets, Capture(plan.settings, recorder, clock_of), _handed(channel), lambda: _tell(channel)
+        )
     finally:
         recorder.stop()
 
