@@ -16,17 +16,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from tenants import quantiles, sla
+from tenants import quantiles, sla, verdicts
 from tenants.cautions import cautions
 from tenants.measures import ABORT, CUT, FAILED, OK, UNSENT, Floats, Gaps, Mask, Rows, rows_of
-from tenants.sentence import IMPLICIT, MOST_FAILED, describe, sentence
+from tenants.sentence import describe, sentence
 from tenants.sla import Rule, RuleResult
 from tenants.tenant import Tenant
 from traces.record import OUTCOMES
@@ -153,11 +153,11 @@ def summarise(
     given = (*(rule for tenant in tenants for rule in tenant.slas), *rules)
     judged = tuple(dict.fromkeys(rule for rule in given if not rule.is_bound))
     rows = rows_of(outcomes, interrupted=interrupted)
-    run = _Run(rows, Gaps(outcomes, rows), judged, _window_s(rows), interrupted)
+    run = verdicts.Measured(rows, Gaps(outcomes, rows), judged, _window_s(rows), interrupted)
     of_rules = [rule.tenant for rule in judged if rule.tenant != sla.ALL]
     names = dict.fromkeys([*(tenant.name for tenant in tenants), *_by_rank(rows), *of_rules])
     parts = {name: _tenant(run, name, tenants) for name in names}
-    common = _common(run)
+    common = verdicts.common(run)
     lateness = _lateness(rows, max_lateness_ms, judged)
     invalid = _reasons_invalid(lateness, interrupted=interrupted, invalid=invalid)
     if invalid:
@@ -227,46 +227,11 @@ def percentiles(values: Floats, *, intervals: bool = True) -> Percentiles:
     return Percentiles(n=n, ci=ends, infinite=tuple(infinite), **found)
 
 
-class _Run(NamedTuple):
-    """What every rule of a run is judged on."""
-
-    rows: Rows
-    gaps: Gaps
-    rules: tuple[Rule, ...]
-    window_s: float
-    interrupted: bool
-
-    def of(self, name: str) -> Mask:
-        """The rows of a tenant, or of all."""
-        if name == sla.ALL:
-            return np.ones(len(self.rows.at), bool)
-        code = self.rows.names.index(name) if name in self.rows.names else -1
-        rows_of_it: Mask = self.rows.tenant == code
-        return rows_of_it
-
-    def counted(self, mine: Mask) -> Mask:
-        """Those of `mine` that can fail: not cut, and not left unsent by whoever ended the run."""
-        out = [CUT, UNSENT] if self.interrupted else [CUT]
-        return mine & ~np.isin(self.rows.outcome, out)
-
-    def failed(self, mine: Mask) -> Mask:
-        """Those of `mine` that failed or were never sent."""
-        return self.counted(mine) & np.isin(self.rows.outcome, [*FAILED, UNSENT])
-
-    def tokens(self, mine: Mask) -> int:
-        """Output tokens of the answers that ended, those that their client aborted included."""
-        return int(np.nansum(self.rows.output_tokens[mine & np.isin(self.rows.outcome, [OK, ABORT])]))
-
-    def per_s(self, count: int) -> float:
-        """A count as a rate over the measured window."""
-        return round(count / self.window_s, 6) if self.window_s > 0 else 0.0
-
-
-def _tenant(run: _Run, name: str, tenants: Sequence[Tenant]) -> TenantSummary:
+def _tenant(run: verdicts.Measured, name: str, tenants: Sequence[Tenant]) -> TenantSummary:
     rows, mine = run.rows, run.of(name)
     done = mine & (rows.outcome == OK)
     gap_ms, one_token = run.gaps.of([rows.names.index(name)] if name in rows.names else [])
-    good = _good(run, mine)
+    good = verdicts.good_answers(run, mine)
     tokens = run.tokens(mine)
 
     def block(values: Floats) -> Percentiles:
@@ -289,66 +254,8 @@ def _tenant(run: _Run, name: str, tenants: Sequence[Tenant]) -> TenantSummary:
         output_tokens_per_s=run.per_s(tokens),
         requests_per_s=run.per_s(int(done.sum())),
         goodput_rps=None if good is None else run.per_s(int(good.sum())),
-        sla=tuple(_judge(run, rule) for rule in run.rules if rule.tenant == name),
+        sla=tuple(verdicts.judge(run, rule) for rule in run.rules if rule.tenant == name),
     )
-
-
-def _judge(run: _Run, rule: Rule) -> RuleResult:
-    """One rule on the rows it is about."""
-    rows, mine = run.rows, run.of(rule.tenant)
-    if rule.metric in {"itl", "inter_chunk"}:
-        gap_ms, one_token = run.gaps.of([int(code) for code in np.unique(rows.tenant[mine])])
-        if len(gap_ms) == 0 or one_token != (rule.metric == "itl"):
-            return sla.unjudged(rule)
-        of_failed = np.full(int(run.failed(mine).sum()), np.inf)
-        return msgspec.structs.replace(sla.judge(rule, np.concatenate([gap_ms, of_failed])), ci=None)
-    if rule.q is not None:
-        values: Floats = getattr(rows, f"{rule.metric}_ms")
-        return sla.judge(rule, values[mine])
-    n = int(run.counted(mine).sum())
-    if rule.metric == "error_rate":
-        return sla.judge_share(rule, int(run.failed(mine).sum()), n)
-    if rule.metric == "goodput":
-        good = _good(run, mine)
-        met = 0 if good is None else int(good.sum())
-        if rule.unit != "share":
-            return sla.judge_rate(rule, run.per_s(met), n)
-        asked = int((run.counted(mine) & (rows.outcome != ABORT)).sum())
-        return sla.judge_share(rule, asked - met, asked)
-    done = int((mine & (rows.outcome == OK)).sum())
-    return sla.judge_rate(rule, run.per_s(done if rule.metric == "requests_per_s" else run.tokens(mine)), n)
-
-
-def _good(run: _Run, mine: Mask) -> Mask | None:
-    """Answers that met every limit of their tenant; None where those tenants have no rule at all."""
-    names = {run.rows.names[code] for code in np.unique(run.rows.tenant[mine])}
-    about = [rule for rule in run.rules if rule.tenant == sla.ALL or rule.tenant in names]
-    if not about:
-        return None
-    good: Mask = mine & (run.rows.outcome == OK)
-    for rule in about:
-        if rule.per_request and rule.metric not in {"itl", "inter_chunk"}:
-            good &= ~(run.of(rule.tenant) & rule.violated(getattr(run.rows, f"{rule.metric}_ms")))
-    return good
-
-
-def _common(run: _Run) -> tuple[RuleResult, ...]:
-    """The rules about all tenants together; the implicit one unless `all` has an error_rate rule of its own."""
-    own = tuple(_judge(run, rule) for rule in run.rules if rule.tenant == sla.ALL)
-    with_rate = {rule.tenant for rule in run.rules if rule.metric == "error_rate"}
-    return own if sla.ALL in with_rate else (*own, _implicit(run, with_rate))
-
-
-def _implicit(run: _Run, judged_elsewhere: set[str]) -> RuleResult:
-    """More than 1 % failed is a fail, else pass: plain, for the tenants without an error_rate rule of their own."""
-    elsewhere = [code for code, name in enumerate(run.rows.names) if name in judged_elsewhere]
-    mine = ~np.isin(run.rows.tenant, elsewhere)
-    n, bad = int(run.counted(mine).sum()), int(run.failed(mine).sum())
-    if n == 0:
-        return msgspec.structs.replace(sla.unjudged(IMPLICIT), verdict=sla.PASS if elsewhere else sla.INCONCLUSIVE)
-    result = sla.judge_share(IMPLICIT, bad, n)
-    verdict = sla.FAIL if bad > MOST_FAILED * n else sla.PASS
-    return msgspec.structs.replace(result, ci=None, samples_to_settle=None, verdict=verdict)
 
 
 def _counts(outcome: NDArray[np.int64]) -> dict[str, Any]:
