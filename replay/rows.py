@@ -54,7 +54,7 @@ PART_SCHEMA = pa.schema(
     [pa.field("row", pa.int32()), *(pa.field(name, _plain(SCHEMA.field(name))) for name in (*SENT, *MEASURED))]
 )
 _NAMES = (*SENT, *MEASURED)
-_Names = tuple[tuple[str, ...], str | None]  # models asked for, arm
+Names = tuple[tuple[str, ...], str | None]  # models asked for, arm
 _TYPES = tuple(field.type for field in PART_SCHEMA)
 
 
@@ -150,12 +150,12 @@ def outcomes(
                 keep = pa.array(fresh)
                 rows = rows[fresh]
                 measured = {name: column.filter(keep) for name, column in measured.items()}
-            yield _joined(plan, rows, measured, schema, (models, arm))
+            yield joined(plan, rows, measured, schema, (models, arm))
     unsent = np.flatnonzero(~seen)
     for start in range(0, len(unsent), 65_536):
         rows = unsent[start : start + 65_536]
         measured = {"outcome": pa.array(["unsent"] * len(rows)), "due_ns": _due_of_unsent(plan, rows)}
-        yield _joined(plan, rows, measured, schema, (models, arm))
+        yield joined(plan, rows, measured, schema, (models, arm))
 
 
 def _due_of_unsent(plan: Plan, rows: npt.NDArray[np.integer]) -> pa.Array:
@@ -163,10 +163,10 @@ def _due_of_unsent(plan: Plan, rows: npt.NDArray[np.integer]) -> pa.Array:
     return pa.array(plan.at_ns[rows], mask=plan.previous[rows] != NONE)
 
 
-def _joined(
-    plan: Plan, rows: npt.NDArray[np.integer], measured: dict[str, pa.Array], schema: pa.Schema, names: _Names
+def joined(
+    plan: Plan, rows: npt.NDArray[np.integer], measured: dict[str, pa.Array], schema: pa.Schema, names: Names
 ) -> pa.RecordBatch:
-    """Plan columns of `rows` beside the measured ones."""
+    """Plan columns of `rows` beside the measured ones, by name; what nobody knows is null."""
     models, arm = names
     place = pa.array(rows)
     known: dict[str, Any] = {

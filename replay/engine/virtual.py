@@ -44,7 +44,8 @@ class Workload:
         tenant, tenants: code of each request's tenant, and the names.
         priority: rank, smaller is more urgent.
         session: any code; routing by session keeps equal codes together.
-        after, think_ns: index of the former turn (-1: none): due at its end plus the think time.
+        after, think_ns: index of the former turn (-1: none): due at its end plus the think time; where that is -1, at
+            its own arrival time, but not before that end.
         abort_ns: the client gives up this long after sending (-1: never).
         prefixes, prefix_block_size: chained hashes of the prompt's blocks, as traces keep them.
         caps: tenant name → most requests it may have in flight; more are held back.
@@ -300,8 +301,10 @@ class _Simulation:
     def _ended(self, index: int, end_ps: int) -> None:
         follower = self._followers.pop(index, None)
         if follower is not None:
-            think_ns = 0 if self.workload.think_ns is None else max(0, int(self.workload.think_ns[follower]))
-            heappush(self._events, (end_ps + think_ns * PS_PER_NS, follower))
+            think_ns = 0 if self.workload.think_ns is None else int(self.workload.think_ns[follower])
+            own_ps = int(self.workload.arrival_ns[follower]) * PS_PER_NS
+            due_ps = end_ps + think_ns * PS_PER_NS if think_ns >= 0 else max(own_ps, end_ps)
+            heappush(self._events, (due_ps, follower))
         tenant = self.asked.tenant[index]
         if tenant not in self._caps:
             return
