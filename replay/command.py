@@ -106,7 +106,7 @@ def run_once(offered: Offered, offer: OfferOptions, send: SendOptions, target: T
         folder.mkdir(parents=True)
         with LiveView(_title(offer, ready), rules) as view:
             ran = session.perform(offered, send, ready, folder, crew, asked=offer, watch=view.update)
-    _draw(folder)
+    draw(folder)
     return ran
 
 
@@ -193,7 +193,7 @@ def _print_result(ran: Ran, *, as_json: bool) -> int:
     return summary.exit_code(ran.summary)
 
 
-def _draw(folder: Path) -> None:
+def draw(folder: Path) -> None:
     """Write `report.html`; a page that cannot be drawn takes no result with it."""
     from replay.report import page
     from tenants import folder as folders
