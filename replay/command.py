@@ -12,7 +12,7 @@ import click
 import msgspec
 
 from replay.options import OfferOptions, SendOptions, make_offer, offer_options, send_options, span_text
-from traces.shell import EXIT_INTERRUPTED
+from traces.shell import EXIT_INTERRUPTED, EXIT_UNJUDGED
 
 if TYPE_CHECKING:
     from replay.options import Offered
@@ -58,6 +58,9 @@ def replay(
     try:
         with session.server(send, session.EngineOptions(**engine)) as target:
             ran = run_once(offered, offer, send, target, folder)
+    except session.ClientBound as error:
+        click.echo(f"replay: {error}", err=True)
+        return EXIT_UNJUDGED
     except preflight.Refused as error:
         raise click.UsageError(str(error)) from error
     except Interrupted:
@@ -101,7 +104,7 @@ def run_once(offered: Offered, offer: OfferOptions, send: SendOptions, target: T
 
     rules = [*(rule for tenant in offered.tenants for rule in tenant.slas), *offered.rules, IMPLICIT]
     with Crew(session.workers_for(offered.plan, send)) as crew:
-        ready = session.prepare(offered, send, target, seed=offer.seed)
+        ready = session.checked(offered, send, session.prepare(offered, send, target, seed=offer.seed), crew.workers)
         _announce(offered, send, ready, crew.workers)
         folder.mkdir(parents=True)
         with LiveView(_title(offer, ready), rules) as view:

@@ -26,13 +26,14 @@ import msgspec
 import numpy as np
 
 from replay import plan as planning
-from replay import preflight
+from replay import preflight, selfcheck
 from replay import run as running
 from replay.options import Offered, OfferOptions, SendOptions
 from replay.plan import NONE, Plan
 from replay.preflight import Ask, Models, Refused, Server, Target
 from replay.prompts import Wiring, mix, takes_ids
 from replay.run import Crew, Result, Watch
+from replay.selfcheck import Floor
 from replay.vocabulary import Vocabulary
 from replay.worker import Job
 from tenants import dialects
@@ -45,6 +46,10 @@ from traces.units import NS_PER_MS, NS_PER_S
 
 _REQUEST_US, _EVENT_US = 350, 12  # what a request and an event of it cost a sender, roughly, measuring included
 _BUSY = 0.3  # a core that is busier than this gets company
+
+MAX_LAG_MS = 10.0  # P99 of a worker's event loop lag beyond which its stamps are not believed,
+MIN_LAGS = 100  # from so many samples on
+WAITED = 0.1  # share of time without a core that is worth a word
 
 
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,6 +81,11 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True):
     vocabulary: Vocabulary
     wiring: Wiring
     notes: list[str]
+    floor: Floor | None = None
+
+
+class ClientBound(Refused):
+    """This machine cannot send the plan in time; the text says what could."""
 
 
 class Ran(msgspec.Struct, frozen=True, kw_only=True):
@@ -169,6 +179,25 @@ def workers_for(plan: Plan, send: SendOptions) -> int:
     return max(1, min(cores, math.ceil(busy / _BUSY)))
 
 
+def checked(offered: Offered, send: SendOptions, ready: Ready, workers: int) -> Ready:
+    """The same with this machine's own floor, measured now against a server that does nothing.
+
+    Raises:
+        ClientBound: the plan needs more workers than there are.
+    """
+    if not send.self_check or not offered.plan.rows:
+        return ready
+    floor = selfcheck.measure(offered.plan, ready.wiring, ready.vocabulary, closed_loop=send.concurrency is not None)
+    refusal = selfcheck.refusal(floor, workers)
+    if refusal is not None:
+        raise ClientBound(f"{refusal}; --no-self-check sends it all the same")
+    note = (
+        f"self-check: the client alone adds {floor.ttft_ms_p50:.2f} ms (P50), {floor.ttft_ms_p99:.2f} ms (P99) to a "
+        f"TTFT and can send {floor.worker_rps:,.0f} requests/s of this plan per worker"
+    )
+    return msgspec.structs.replace(ready, floor=floor, notes=[*ready.notes, note])
+
+
 def perform(
     offered: Offered,
     send: SendOptions,
@@ -241,7 +270,7 @@ def perform(
         interrupted=result.interrupted,
         digest=digest,
         warnings=warnings,
-        invalid=[*invalid, *result.lost],
+        invalid=[*invalid, *result.lost, *_starved(result, send)],
     )
     document = _document(offered, (asked, send), ready, result, summary)
     write_document(folder, document)
@@ -365,9 +394,23 @@ def _said_of_run(result: Result, send: SendOptions) -> list[str]:
     retries = sum(report.retries for report in result.reports)
     if retries:
         notes.append(f"{retries:,} further attempts were made (--retry {send.retry}): they add to the load")
+    waited = max((report.waited_s / report.wall_s for report in result.reports if report.wall_s), default=0.0)
+    if waited > WAITED:
+        notes.append(f"a sender was ready and had no core {waited:.0%} of the time: other work on this machine took it")
     if any(report.drain_ended for report in result.reports):
         notes.append(f"the drain ended after {send.drain_ns / NS_PER_S:.0f} s with requests in flight: they are cut")
     return notes
+
+
+def _starved(result: Result, send: SendOptions) -> list[str]:
+    """Workers whose event loop itself was late all the time: their stamps say nothing about the server."""
+    limit_ms = max(MAX_LAG_MS, (send.max_lateness_ns or 0) / NS_PER_MS)
+    return [
+        f"client-bound: worker {report.worker} was late to look at its sockets, by {report.lag_ms_p99:,.0f} ms (P99), "
+        f"and waited for a core {report.waited_s / report.wall_s:.0%} of the time"
+        for report in result.reports
+        if report.lags >= MIN_LAGS and report.lag_ms_p99 > limit_ms
+    ]
 
 
 def _document(
@@ -400,6 +443,7 @@ def _document(
         "shape": [report.line() for report in offered.reports],
         "transport": sorted({report.transport for report in result.reports}),
         "workers": msgspec.to_builtins(result.reports),
+        "self_check": msgspec.to_builtins(ready.floor),
         "host": host(),
         "versions": versions(),
         "notes": ready.notes,

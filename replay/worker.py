@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from replay import machine
 from replay.alarm import Alarm
 from replay.counters import Counters
 from replay.plan import load
@@ -68,6 +69,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     transport: str = ""
     lag_ms_max: float = 0.0
     lag_ms_p99: float = 0.0
+    lags: int = 0
+    waited_s: float = 0.0
     cpu_s: float = 0.0
     wall_s: float = 0.0
     peak_rss_mb: float = 0.0
@@ -105,7 +108,7 @@ async def work(job: Job, say: Callable[[str], None], orders: asyncio.StreamReade
     say("ready")
     word, _, moment = (await orders.readline()).decode().partition(" ")
     lags: list[int] = []
-    began_ns, began_cpu_s = time.monotonic_ns(), time.process_time()
+    began_ns, began_cpu_s, waited_ns = time.monotonic_ns(), time.process_time(), machine.waited_ns() or 0
     if word == "go":
         sender.begin(int(moment))
         helpers = [asyncio.ensure_future(_beat(sender, lags)), asyncio.ensure_future(_obey(sender, orders))]
@@ -128,6 +131,8 @@ async def work(job: Job, say: Callable[[str], None], orders: asyncio.StreamReade
         transport=transport.name,
         lag_ms_max=float(lag_ms.max()),
         lag_ms_p99=float(np.quantile(lag_ms, 0.99, method="inverted_cdf")),
+        lags=len(lags),
+        waited_s=((machine.waited_ns() or 0) - waited_ns) / 1e9,
         cpu_s=time.process_time() - began_cpu_s,
         wall_s=(time.monotonic_ns() - began_ns) / 1e9,
         peak_rss_mb=_peak_rss_mb(),
