@@ -94,13 +94,13 @@ def option(text: str) -> str:
 @click.option("--set", "sets", type=parsed("NAME=VALUE", option), multiple=True, help="Any option of mitmproxy itself.")
 @click.pass_context
 def capture(context: click.Context, /, **given: Any) -> None:
-    r"""Record the LLM traffic that passes through: times and lengths, never a word of text.
+    """Record the LLM traffic that passes through: times and lengths, never a word of text.
 
     \b
     capture --upstream http://vllm:8000 --listen 127.0.0.1:9000 --out traces/staging
     capture status traces/staging
     replay traces/staging --target http://127.0.0.1:8100
-    """
+    """  # noqa: D301 - click's own mark: keep these lines
     if context.invoked_subcommand is not None:
         return
     if not given["out"]:

@@ -35,17 +35,17 @@ if TYPE_CHECKING:
 def replay(
     offer: OfferOptions, send: SendOptions, out: Path | None, as_json: bool, dry_run: bool, **engine: Any
 ) -> int:
-    r"""Play TRACE against a serving engine, on its own clock, and judge what its tenants felt.
+    """Play TRACE against a serving engine, on its own clock, and judge what its tenants felt.
 
     TRACE is a Parquet trace (a file, a folder of parts, a glob); without it the sample trace is played, without
     --target against an embedded vLLM-like engine.
 
     \b
-    replay conv.parquet --target http://127.0.0.1:8000 --speed 2x \
+    replay conv.parquet --target http://127.0.0.1:8000 --speed 2x \\
         --tenant-mix risk=3:summary=1 --sla 'risk: ttft_p95 < 800ms'
 
     Exit: 0 pass, 1 an SLA failed, 2 usage, 3 invalid or inconclusive, 130 interrupted.
-    """
+    """  # noqa: D301 - click's own mark: keep these lines
     check(offer, send, out)
     offered = make_offer(offer)
     if dry_run:

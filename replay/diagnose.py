@@ -21,7 +21,7 @@ SPARE_FILES = 100
 @click.command(short_help="What this machine can send, and what limits it.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON on stdout, and nothing else there.")
 def diagnose(*, as_json: bool) -> None:
-    r"""Measure what this machine can send, and name what limits it.
+    """Measure what this machine can send, and name what limits it.
 
     \b
     Example:
@@ -29,7 +29,7 @@ def diagnose(*, as_json: bool) -> None:
 
     Nothing leaves this machine: a server that does nothing runs beside for two seconds. Timer, requests and tokens are
     what a sender's own part in a latency is made of; files and ports are what a burst may run out of.
-    """
+    """  # noqa: D301 - click's own mark: keep these lines
     from replay import machine
 
     found = machine.look()

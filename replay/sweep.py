@@ -47,13 +47,13 @@ FACTORS = parsed("factors", parse_factors)
 @click.option("--out", type=click.Path(path_type=Path), help="Folder of the runs.  [default: runs/sweep-DATE-TIME]")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object: value → summary.")
 def sweep(offer: OfferOptions, send: SendOptions, out: Path | None, as_json: bool, **options: Any) -> int:
-    r"""Replay TRACE at several speeds or rates and say where its SLAs break.
+    """Replay TRACE at several speeds or rates and say where its SLAs break.
 
     \b
     replay sweep --speeds 0.5x,1x,2x --tenant-mix risk:summary --sla 'risk: ttft_p95 < 800ms'
 
     Exit: 0 all passed, 1 one failed, 3 one was invalid or inconclusive, 130 interrupted.
-    """
+    """  # noqa: D301 - click's own mark: keep these lines
     speeds, rates, stop_at_fail = options.pop("speeds"), options.pop("rates"), options.pop("stop_at_fail")
     if (speeds is None) == (rates is None):
         raise click.UsageError("say what to vary: --speeds 1x,2x,4x or --rates 1x,2x")

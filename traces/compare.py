@@ -45,11 +45,11 @@ Floats = npt.NDArray[np.float64]
 @click.option("--speed", type=FACTOR, help="B was played this much faster than A.  [default: the ratio of their spans]")
 @click.option("--json", "as_json", is_flag=True, help="The figures as JSON on stdout, and nothing else.")
 def compare(first: str, second: str, *, speed: float | None, as_json: bool) -> None:
-    r"""Say how faithful the trace B is to the trace A: counts, order, bursts, lengths, first tokens.
+    """Say how faithful the trace B is to the trace A: counts, order, bursts, lengths, first tokens.
 
     \b
     traces compare traces/staging runs/today
-    """
+    """  # noqa: D301 - click's own mark: keep these lines
     found = fidelity(_read(first), _read(second), speed)
     if as_json:
         click.echo(msgspec.json.encode(found).decode())

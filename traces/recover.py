@@ -16,11 +16,11 @@ from traces.errors import BadFile
 @click.command()
 @click.argument("folder", type=click.Path(path_type=Path))
 def recover(folder: Path) -> None:
-    r"""Turn the spool of a crashed recorder in FOLDER into a part.
+    """Turn the spool of a crashed recorder in FOLDER into a part.
 
     \b
     traces recover traces/staging
-    """
+    """  # noqa: D301 - click's own mark: keep these lines
     from traces import spool
 
     if not folder.is_dir():

@@ -344,7 +344,7 @@ def apply_to_file(
 @click.option("--json", "as_json", is_flag=True, help="Planned and achieved as JSON on stdout.")
 @shape_options
 def shape(source: str, output: Path, seed: int, as_json: bool, shape: ShapeOptions) -> None:
-    r"""Change TRACE and say what was planned and what was achieved.
+    """Change TRACE and say what was planned and what was achieved.
 
     Steps are done in this order, whatever the order of the options: merge, window, tenant, sample, lengths, rate, loop,
     poisson or gamma, speed, burst. Another order is two calls.
@@ -352,7 +352,7 @@ def shape(source: str, output: Path, seed: int, as_json: bool, shape: ShapeOptio
     \b
     traces shape conv.parquet -o busy.parquet --window 10m:20m --speed 2x
     traces shape conv.parquet -o bursty.parquet --burst 2x@1s
-    """
+    """  # noqa: D301 - click's own mark: keep these lines
     if not shape.any():
         raise click.UsageError("nothing to do: give at least one of --speed 2x, --burst 2x, --rate 2x, --window 0s:60s")
     if output.exists():

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     "-o", "--out", type=click.Path(dir_okay=False, path_type=Path), help="Name of the page [default: NAME.stats.html]."
 )
 def stats(paths: tuple[str, ...], as_json: bool, as_html: bool, out: Path | None) -> None:
-    r"""Say what kind of traffic PATH is, and what that means for a test.
+    """Say what kind of traffic PATH is, and what that means for a test.
 
     Several paths are also compared with the first.
 
@@ -35,7 +35,7 @@ def stats(paths: tuple[str, ...], as_json: bool, as_html: bool, out: Path | None
     traces stats conv.parquet
     traces stats conv.parquet code.parquet
     traces stats runs/today --json
-    """
+    """  # noqa: D301 - click's own mark: keep these lines
     from traces import findings
 
     if out is not None and not as_html:
