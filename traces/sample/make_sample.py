@@ -56,7 +56,8 @@ def sample(conversations: pa.Table) -> pa.Table:
     rows = len(order)
     step = (
         f"first 600 s; risk: input <= 1500 and output <= 120 thinned to {RISK_PER_S}/s; "
-        f"summary: {SUMMARIES} Poisson arrivals, inputs from prompts of 2000 to 5000, outputs lognormal(1400, 0.3); seed {SEED}"
+        f"summary: {SUMMARIES} Poisson arrivals, inputs from prompts of 2000 to 5000, "
+        f"outputs lognormal(1400, 0.3); seed {SEED}"
     )
     return table(
         {
