@@ -6,11 +6,13 @@ import base64
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from traces.errors import BadFile, BadRow
-from traces.importers.batching import Ids
+from traces.importers.batching import Seen
 from traces.importers.formats import FORMATS
-from traces.importers.intake import Intake, Options
+from traces.importers.intake import Options
 from traces.importers.load import import_file, table
 from traces.importers.sniff import format_of
 from traces.importers.source import Source
@@ -530,10 +532,15 @@ WRONG = [
     ("arex", lines(AREX, AREX), "row 2, column id: the same id"),
     ("arex", lines(without(AREX, "creationTime")), "row 1, column creationTime: is missing"),
     ("csv", "a,b\n1,2\n", "no column is mapped to the arrival: --map arrival=COLUMN .found: a, b"),
-    ("csv", "arrival_ns,input_tokens\n1,-4\n", "row 1, column input_tokens .input_tokens.: '-4' is below 0"),
-    ("csv", "arrival_ns,stream\n1,maybe\n", "row 1, column stream .stream.: is neither true nor false"),
-    ("csv", "arrival_ns,endpoint\n1,mail\n", "row 1, column endpoint .endpoint.: is not one of chat"),
-    ("jsonl", lines({"arrival_ns": 1}, {"x": 2}), "row 2, column arrival_ns .arrival_ns.: is empty"),
+    ("csv", "arrival_ns,input_tokens\n1,-4\n", "row 1, column input_tokens: '-4' is below 0"),
+    ("csv", "arrival_ns,stream\n1,maybe\n", "row 1, column stream: is neither true nor false"),
+    ("csv", "arrival_ns,endpoint\n1,mail\n", "row 1, column endpoint: is not one of chat"),
+    (
+        "csv",
+        "arrival_ns,request_id\n1,a\n2,b\n3,a\n",
+        "row 3, column request_id: the same id as an earlier row",
+    ),
+    ("jsonl", lines({"arrival_ns": 1}, {"x": 2}), "row 2, column arrival_ns: is empty"),
 ]
 
 
@@ -549,10 +556,22 @@ def test_what_is_wrong_is_named_and_nothing_is_written(tmp_path, form, text, pro
 
 
 @pytest.mark.parametrize("fresh", [1, 3, 1000])
-def test_an_id_that_came_before_is_refused_however_long_ago(fresh, monkeypatch):
-    monkeypatch.setattr(Ids, "_FRESH", fresh)
-    ids = Ids(Intake("in.dat", Options(bad_rows="skip")), "id")
-    names = [str(number % 70) for number in range(200)]
-    assert [ids.new(row, name) for row, name in enumerate(names, 1)] == [row <= 70 for row in range(1, 201)]
-    assert ids.new(201, None)
-    assert ids.new(202, None)
+def test_an_id_that_came_before_is_known_however_long_ago(fresh, monkeypatch):
+    monkeypatch.setattr(Seen, "_FRESH", fresh)
+    seen = Seen()
+    assert [seen.again(str(number % 70)) for number in range(200)] == [number >= 70 for number in range(200)]
+    assert seen.repeated(["3", "300", None, "300", None, "301", "69"]) == [0, 3, 6]
+    assert seen.repeated([]) == []
+    assert seen.again("301")
+
+
+@given(st.lists(st.lists(st.sampled_from("abcdefg") | st.none(), max_size=6)))
+def test_ids_are_remembered_over_batches(parts):
+    seen, before = Seen(), set()
+    for part in parts:
+        expected = []
+        for index, name in enumerate(part):
+            if name in before:
+                expected.append(index)
+            before |= {name} - {None}
+        assert seen.repeated(part) == expected

@@ -64,7 +64,7 @@ def test_zero_output_rows_are_kept_as_no_token_or_dropped_and_counted(tmp_path):
     assert pq.read_table(tmp_path / "kept.parquet")["outcome"].to_pylist() == ["ok", "no_token", "ok"]
     dropped = load.import_file("azure", path, tmp_path / "dropped.parquet", Options(failed="drop"))
     assert (dropped.rows, dropped.failed) == (2, 1)
-    assert "1 failed rows (no output tokens, or an error) dropped" in dropped.summary()
+    assert "1 failed row (no output tokens, or an error) dropped" in dropped.summary()
 
 
 WRONG = [

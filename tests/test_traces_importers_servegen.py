@@ -76,6 +76,17 @@ def test_reasoning_is_a_share_of_the_output(tmp_path):
     assert set(drawn(tmp_path)["reasoning_tokens"].to_pylist()) == {25}
 
 
+def test_a_workload_that_servegen_drew_is_read_as_it_is(tmp_path):
+    path = tmp_path / "workload.csv"
+    path.write_text("request_id,timestamp,input_tokens,output_tokens\n0,0.25,7,3\n1,1.5,8,4\n")
+    trace = table("servegen", path)
+    assert trace.schema.metadata[b"convoy.epoch"] == b"relative"
+    assert trace.select(["arrival_ns", "input_tokens", "output_tokens"]).to_pylist() == [
+        {"arrival_ns": 250_000_000, "input_tokens": 7, "output_tokens": 3},
+        {"arrival_ns": 1_500_000_000, "input_tokens": 8, "output_tokens": 4},
+    ]
+
+
 @pytest.mark.parametrize(
     ("windows", "dataset", "problem"),
     [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +12,7 @@ from traces.importers.intake import Intake, record_batch
 from traces.record import Metadata
 
 BATCH_ROWS = 8192
+REPEATED = "the same id as an earlier row"
 
 
 class Gather:
@@ -47,45 +48,71 @@ class Gather:
             yield self.take()
 
 
-class Ids:
-    """Remembers ids by 64-bit hashes, 8 bytes a row, and refuses one that comes twice.
+class Seen:
+    """Remembers ids by 64-bit hashes, 8 bytes an id.
 
     New ones wait in a set; the set is merged into sorted arrays that double in size, so a look-up touches about
-    log2(rows) of them. Two of 5 million different ids share a hash with a probability below 10^-6.
+    log2(ids) of them. Two of 5 million different ids share a hash with a probability below 10^-6.
+    """
+
+    _FRESH = 65_536
+
+    def __init__(self) -> None:
+        self._fresh: set[int] = set()
+        self._sorted: list[npt.NDArray[np.int64]] = []
+
+    def again(self, value: str) -> bool:
+        """Whether the id came before; remembered from now on."""
+        key = hash(value)
+        if key in self._fresh or any(_holds(array, key) for array in self._sorted):
+            return True
+        self._fresh.add(key)
+        if len(self._fresh) >= self._FRESH:
+            self._merge(np.sort(np.fromiter(self._fresh, np.int64, len(self._fresh))))
+            self._fresh = set()
+        return False
+
+    def repeated(self, values: Sequence[str | None]) -> list[int]:
+        """Where in a batch of ids (nulls are none) one stands that came before, in the batch or earlier."""
+        at = np.array([index for index, value in enumerate(values) if value is not None], np.int64)
+        keys = np.fromiter((hash(value) for value in values if value is not None), np.int64, len(at))
+        order = np.argsort(keys, kind="stable")
+        keys, at = keys[order], at[order]
+        known = np.zeros(len(keys), bool)
+        known[1:] = keys[1:] == keys[:-1]
+        known |= np.isin(keys, np.fromiter(self._fresh, np.int64, len(self._fresh)))
+        for array in self._sorted:
+            known |= array[np.minimum(np.searchsorted(array, keys), len(array) - 1)] == keys
+        if not known.all():
+            self._merge(keys[~known])
+        return sorted(at[known].tolist())
+
+    def _merge(self, array: npt.NDArray[np.int64]) -> None:
+        while self._sorted and len(self._sorted[-1]) <= len(array):
+            array = np.sort(np.concatenate([self._sorted.pop(), array]))
+        self._sorted.append(array)
+
+
+def _holds(array: npt.NDArray[np.int64], key: int) -> bool:
+    at = int(np.searchsorted(array, key))
+    return at < len(array) and int(array[at]) == key
+
+
+class Ids:
+    """Refuses an id that comes twice.
 
     Args:
         intake: where a repeated id goes as a bad row.
         column: the source's name for the id.
     """
 
-    _FRESH = 65_536
-
     def __init__(self, intake: Intake, column: str) -> None:
         self._intake, self._column = intake, column
-        self._fresh: set[int] = set()
-        self._sorted: list[npt.NDArray[np.int64]] = []
+        self._seen = Seen()
 
     def new(self, row: int, value: str | None) -> bool:
         """Whether the id was not there before (null always is new); a repeated one is a bad row."""
-        if value is None:
+        if value is None or not self._seen.again(value):
             return True
-        key = hash(value)
-        if key in self._fresh or any(self._holds(array, key) for array in self._sorted):
-            self._intake.bad_row(row, self._column, "the same id as an earlier row")
-            return False
-        self._fresh.add(key)
-        if len(self._fresh) >= self._FRESH:
-            self._merge()
-        return True
-
-    @staticmethod
-    def _holds(array: npt.NDArray[np.int64], key: int) -> bool:
-        at = int(np.searchsorted(array, key))
-        return at < len(array) and int(array[at]) == key
-
-    def _merge(self) -> None:
-        array = np.sort(np.fromiter(self._fresh, np.int64, len(self._fresh)))
-        self._fresh = set()
-        while self._sorted and len(self._sorted[-1]) <= len(array):
-            array = np.sort(np.concatenate([self._sorted.pop(), array]))
-        self._sorted.append(array)
+        self._intake.bad_row(row, self._column, REPEATED)
+        return False

@@ -57,6 +57,8 @@ class Intake:
 
     def metadata(self, name: str, epoch: str, block_unit: str = "tokens", *, lengths: bool = False) -> Metadata:
         """Metadata of a file imported from format `name`; `lengths` marks a source without arrivals."""
+        if lengths:
+            self.note("lengths only: no times in this file (traces synth or --poisson can time them)")
         base = self.source.replace("\\", "/").rstrip("/").rpartition("/")[2]
         return Metadata(
             epoch=epoch,
@@ -91,15 +93,19 @@ class Intake:
 
     def summary(self) -> list[str]:
         """The counts, one line each."""
-        lines = [f"{self.rows:,} rows"]
+        lines = [_counted(self.rows, "row")]
         if self.failed:
             what = "kept with their outcome" if self.options.failed == "keep" else "dropped"
-            lines.append(f"{self.failed:,} failed rows (no output tokens, or an error) {what}")
+            lines.append(f"{_counted(self.failed, 'failed row')} (no output tokens, or an error) {what}")
         if self.bad:
-            lines.append(f"{self.bad:,} unreadable rows skipped")
+            lines.append(f"{_counted(self.bad, 'unreadable row')} skipped")
         if self.out_of_order:
-            lines.append(f"{self.out_of_order:,} rows out of order, sorted")
+            lines.append(f"{_counted(self.out_of_order, 'row')} out of order, sorted")
         return [*lines, *self.notes]
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def _with_outcome(batch: pa.RecordBatch) -> pa.RecordBatch:

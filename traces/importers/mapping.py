@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 
 from traces.errors import BadFile
 from traces.importers import tables
+from traces.importers.batching import REPEATED, Seen
 from traces.importers.clock import UNIT_DIGITS, Clock, Parsed, decimal_ns
 from traces.importers.intake import Intake, record_batch
 from traces.importers.jsonrows import signed
@@ -128,6 +129,9 @@ def _parser(name: str, source: str, unit: str | None, where: str) -> Callable[[p
         return _boolean
     if pa.types.is_list(type_):
         return _lists
+    if name == "request_id":
+        seen = Seen()
+        return lambda text: _ids(text, seen)
     allowed = _ONE_OF.get(name)
     return lambda text: _words(text, allowed)
 
@@ -141,6 +145,12 @@ def _words(text: pa.Array, allowed: tuple[str, ...] | None) -> tuple[object, Par
     return words, Parsed(
         _NOTHING, dict.fromkeys(np.flatnonzero(~known).tolist(), f"is not one of {', '.join(allowed)}")
     )
+
+
+def _ids(text: pa.Array, seen: Seen) -> tuple[object, Parsed]:
+    """Ids, none of which may come twice."""
+    words = tables.words(text)
+    return words, Parsed(_NOTHING, dict.fromkeys(seen.repeated(words.to_pylist()), REPEATED))
 
 
 def _optional(text: pa.Array, read: Callable[[pa.Array], Parsed]) -> tuple[object, Parsed]:
@@ -191,6 +201,7 @@ def records(intake: Intake, name: str, columns: Sequence[Column], clock: Clock, 
     values: dict[str, object] = {}
     parsed: dict[str, Parsed] = {}
     for column in columns:
-        values[column.name], parsed[f"{column.source} ({column.name})"] = column.parse(rows.columns[column.source])
+        label = column.source if column.source == column.name else f"{column.source} ({column.name})"
+        values[column.name], parsed[label] = column.parse(rows.columns[column.source])
     intake.note(clock.told())
     return tables.kept(record_batch(values, intake.metadata(name, clock.epoch)), intake, rows, parsed)

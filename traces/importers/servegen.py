@@ -12,7 +12,7 @@ Drawing, client by client with a generator of its own (seed, N), so that leaving
                the first that is not); a multimodal input is the sum of its text, image, audio and video tokens
     reasoning  `reason_ratio` of the output
 
-Each client is a tenant.
+Each client is a tenant. A workload that ServeGen itself drew and saved as CSV is read as it is.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from traces.errors import BadFile, BadRow
+from traces.importers import mapping, tables
 from traces.importers.intake import Intake, record_batch
 from traces.importers.source import Source
 from traces.units import NS_PER_S
@@ -75,7 +76,10 @@ class Client(NamedTuple):
 
 
 def read(source: Source, intake: Intake) -> Iterator[pa.RecordBatch]:
-    """Batches of a drawn trace, a window of time at a time."""
+    """Batches of a drawn trace, a window of time at a time; of a workload CSV that ServeGen drew, its rows."""
+    if source.path.is_file() and not (_TRACE.fullmatch(source.path.name) or _DATASET.fullmatch(source.path.name)):
+        yield from _workload(source, intake)
+        return
     clients = load(source.path, source.name)
     silent = [client for client in clients if not client.data]
     drawing = [_Draw(client, intake.options.seed) for client in clients if client.data]
@@ -98,6 +102,15 @@ def read(source: Source, intake: Intake) -> Iterator[pa.RecordBatch]:
             columns: dict[str, object] = {name: values[order] for name, values in joined.items()}
             columns["tenant"] = pa.array([f"client-{number}" for number in joined["tenant"][order].tolist()])
             yield record_batch(columns, metadata)
+
+
+def _workload(source: Source, intake: Intake) -> Iterator[pa.RecordBatch]:
+    """`workload.csv` as ServeGen saves it: `timestamp` in seconds, and the lengths."""
+    line = next((line for line in source.lines() if line.strip()), b"")
+    columns, clock = mapping.resolve((("arrival_ns", "timestamp:s"),), tables.header(line), source.name)
+    clock.relative = True
+    for rows in tables.read(source, intake, [column.source for column in columns]):
+        yield mapping.records(intake, "servegen", columns, clock, rows)
 
 
 def _start(intake: Intake, drawing: list[_Draw]) -> int:

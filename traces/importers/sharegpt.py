@@ -59,7 +59,6 @@ def read(source: Source, intake: Intake) -> Iterator[pa.RecordBatch]:
             before += length
         if gather.full:
             yield gather.take()
-    intake.note("lengths only: no times in this format (traces synth or --poisson can time them)")
     yield from gather.rest()
 
 

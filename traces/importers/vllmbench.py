@@ -59,7 +59,7 @@ def read(source: Source, intake: Intake) -> Iterator[pa.RecordBatch]:
             yield gather.take()
     yield from gather.rest()
     if not timed:
-        intake.note("lengths only: this file has no start_times (bench with --save-detailed of a newer vLLM)")
+        intake.note("start_times are in the result of --save-detailed of a newer vLLM")
 
 
 def _same_lengths(source: Source, result: Result) -> None:
