@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from traces.errors import BadRow
-from traces.shell import DURATION, FACTOR, LazyGroup, laid_out, parsed, run
+from traces.shell import DURATION, FACTOR, LazyGroup, parsed, run
 
 
 def ended(command: click.Command, *words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
@@ -96,16 +96,3 @@ def test_a_group_lists_its_commands_without_importing_them():
 def test_a_group_imports_the_command_that_is_used():
     group = LazyGroup("x", lazy={"stats": ("traces.stats:stats", "statistics")})
     assert "Usage: x stats" in CliRunner().invoke(group, ["stats", "--help"]).output
-
-
-def test_an_example_in_a_raw_docstring_keeps_its_lines():
-    @click.command()
-    def command() -> None:
-        r"""Do it.
-
-        \b
-        do --this \
-           --that
-        """
-
-    assert "do --this \\\n     --that" in CliRunner().invoke(laid_out(command), ["--help"]).output

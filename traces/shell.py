@@ -41,7 +41,7 @@ class LazyGroup(click.Group):
             return super().get_command(ctx, cmd_name)
         module, attribute = self.lazy[cmd_name][0].split(":")
         command: click.Command = getattr(importlib.import_module(module), attribute)
-        return laid_out(command)
+        return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the subcommands by their help lines, without importing them."""
@@ -93,21 +93,11 @@ def without_pandas() -> None:
     sys.meta_path.insert(0, _NoPandas)
 
 
-def laid_out(command: click.Command) -> click.Command:
-    r"""The same command; a line with nothing but \b in its help keeps the paragraph below it as written.
-
-    click wants the control character there, and a docstring that holds an example's line ends is raw.
-    """
-    if command.help:
-        command.help = command.help.replace("\\b\n", "\b\n")
-    return command
-
-
 def run(command: click.Command, name: str) -> NoReturn:
     """Run a command as a program: user mistakes become one line on stderr and exit 2, Ctrl-C exits 130."""
     without_pandas()
     try:
-        code = laid_out(command).main(prog_name=name, standalone_mode=False)
+        code = command.main(prog_name=name, standalone_mode=False)
     except click.exceptions.Exit as done:
         sys.exit(done.exit_code)
     except click.Abort:
