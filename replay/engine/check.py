@@ -1,4 +1,8 @@
-"""Compare the scheduler's decisions with recorded ones of vLLM's own scheduler: `python -m replay.engine.check FILES`.
+"""Compare the scheduler's decisions with recorded ones of vLLM's own scheduler.
+
+    python -m replay.engine.check [--engine-version 0.32|0.33] FILE.json FILE.jsonl.gz FOLDER ...
+
+The version is the one the decisions were recorded with (`vllm_version`), unless named.
 
 A file holds `{"scenario": S, "decisions": D}` (one object, or one a line; gzip by its name's end). A scenario gives
 the engine's settings and requests with the step they arrive in; the decisions say, step by step, who got how many
@@ -18,7 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from replay.engine.scheduler import EngineRequest, Scheduler, SchedulerConfig, Step
+from replay.engine.scheduler import ENGINE_VERSIONS, EngineRequest, Scheduler, SchedulerConfig, Step
 
 DEFAULTS: dict[str, Any] = {
     "max_num_seqs": 16,
@@ -230,22 +234,46 @@ def first_difference(expected: Record, got: Record) -> str | None:
     return None
 
 
-def compare(entry: Record) -> str | None:
-    """Run one scenario; its first difference from the recorded decisions, or None."""
-    return first_difference(entry["decisions"], Run(entry["scenario"]).decisions())
+def compare(entry: Record, version: str | None = None) -> str | None:
+    """Run one scenario; its first difference from the recorded decisions, or None.
+
+    Args:
+        entry: scenario and decisions.
+        version: engine version; None: the scenario's own, else the one that decided.
+    """
+    scenario = entry["scenario"]
+    settings = dict(scenario["config"])
+    recorded = ".".join(str(entry["decisions"].get("vllm_version", "")).split(".")[:2])
+    if version or (recorded in ENGINE_VERSIONS and "engine_version" not in settings):
+        settings["engine_version"] = version or recorded
+    return first_difference(entry["decisions"], Run({**scenario, "config": settings}).decisions())
+
+
+def files_of(argument: str) -> list[Path]:
+    """A file, or all scenario files of a folder and its folders."""
+    path = Path(argument)
+    if not path.is_dir():
+        return [path]
+    return sorted(file for pattern in ("*.json", "*.jsonl", "*.jsonl.gz") for file in path.rglob(pattern))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Check every scenario of the files named: 0 when all agree, 1 when some differ, 2 for a file that is none."""
-    paths = [Path(argument) for argument in (sys.argv[1:] if arguments is None else arguments)]
-    if not paths:
-        print("usage: python -m replay.engine.check FILE.json|FILE.jsonl.gz ...", file=sys.stderr)  # noqa: T201
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    version = None
+    if given[:1] == ["--engine-version"]:
+        version = given[1] if len(given) > 1 else ""
+        given = given[2:]
+    if not given or (version is not None and version not in ENGINE_VERSIONS):
+        usage = "usage: python -m replay.engine.check [--engine-version 0.32|0.33] FILE.json|FILE.jsonl.gz|FOLDER ..."
+        print(usage, file=sys.stderr)  # noqa: T201
         return 2
+    paths = [path for argument in given for path in files_of(argument)]
     agree = differ = 0
     for path in paths:
         try:
             for entry in scenarios(path):
-                difference = compare(entry)
+                difference = compare(entry, version)
                 agree += difference is None
                 differ += difference is not None
                 if difference is not None:
