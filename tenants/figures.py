@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from tenants.sla import RuleResult
 from tenants.summary import Percentiles
@@ -61,6 +62,13 @@ def amount(value: float, unit: str) -> str:
     if unit == "x":
         return f"{value:.3g}x"
     return f"{digits(value)} {'req/s' if unit == 'rps' else 'tok/s'}"
+
+
+def spans(stretches: Sequence[tuple[float, float]], most: int = 2) -> str:
+    """``0:40-1:20, 2:00-2:10 and 3 more``."""
+    shown = ", ".join(f"{clock(start)}-{clock(end)}" for start, end in stretches[:most])
+    left = len(stretches) - most
+    return f"{shown} and {left} more" if left > 0 else shown
 
 
 def clock(seconds: float) -> str:

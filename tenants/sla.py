@@ -128,6 +128,7 @@ class RuleResult(msgspec.Struct, frozen=True, kw_only=True):
     violations: int | None
     samples_to_settle: int | None
     verdict: str
+    broken_s: tuple[tuple[float, float], ...] = ()  # stretches of the run in which it was broken, where it failed
 
 
 def parse(text: str, tenant: str | None = None) -> Rule:

@@ -87,7 +87,8 @@ def comparison_sentence(runs: Sequence[tuple[str, Summary]]) -> str:
     shown = []
     for name, summary in runs:
         part = summary.tenants.get(urgent or "")
-        shown.append(f"{figures.percentile(part.ttft_ms if part else None, 'p95')} ms in {name}")
+        trusted = "" if summary.valid else " (not valid)"
+        shown.append(f"{figures.percentile(part.ttft_ms if part else None, 'p95')} ms in {name}{trusted}")
     same = len({summary.digest for _, summary in runs}) == 1
     plan = "" if same else " (the plans differ: their digests are not equal)"
     return f"{urgent} TTFT P95: {', '.join(shown)}{plan}."
@@ -194,6 +195,8 @@ def _interval(result: sla.RuleResult) -> str:
 def _verdict_cell(result: sla.RuleResult) -> str:
     if result.verdict == sla.INCONCLUSIVE and result.samples_to_settle:
         return f"cannot judge, n {result.samples_to_settle:,} would"
+    if result.verdict == sla.FAIL and result.broken_s:
+        return f"FAIL  {figures.spans(result.broken_s)}"
     return "pass" if result.verdict == sla.PASS else WORDS[result.verdict]
 
 

@@ -15,6 +15,7 @@ from tenants import sla
 from tenants.measures import ABORT, CUT, FAILED, OK, UNSENT, Floats, Gaps, Mask, Rows
 from tenants.sentence import IMPLICIT, MOST_FAILED
 from tenants.sla import Rule, RuleResult
+from tenants.stretches import broken, stretches
 
 
 class Measured(NamedTuple):
@@ -63,7 +64,11 @@ def judge(run: Measured, rule: Rule) -> RuleResult:
         return msgspec.structs.replace(sla.judge(rule, np.concatenate([gap_ms, of_failed])), ci=None)
     if rule.q is not None:
         values: Floats = getattr(rows, f"{rule.metric}_ms")
-        return sla.judge(rule, values[mine])
+        result = sla.judge(rule, values[mine])
+        if result.verdict != sla.FAIL:
+            return result
+        found = stretches(rows.due_ms[mine] / 1000, values[mine], rule.q)
+        return msgspec.structs.replace(result, broken_s=tuple(broken(found, rule.limit, strict=rule.op == "<")))
     n = int(run.counted(mine).sum())
     if rule.metric == "error_rate":
         return sla.judge_share(rule, int(run.failed(mine).sum()), n)

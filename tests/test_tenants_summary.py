@@ -391,6 +391,15 @@ def test_a_rule_about_a_tenant_without_requests_is_inconclusive():
     assert summary.verdict == "inconclusive"
 
 
+def test_a_rule_that_failed_says_when():
+    rows = [{"first_token_ns": 900.0 if 400 <= i < 800 else 100.0} for i in range(1200)]  # one each 10 ms
+    (result,) = risk(rows, "risk: ttft_p95 < 800ms").sla
+    assert (result.verdict, result.broken_s) == ("fail", ((4.0, 8.0),))
+    assert risk(rows, "risk: ttft_p50 < 800ms").sla[0].broken_s == ()
+    summary = summarise(rows, "risk: ttft_p95 < 800ms")
+    assert outcome.from_json(json.loads(outcome.to_json(summary))) == summary
+
+
 def test_an_empty_run_is_inconclusive():
     summary = outcome.summarise(run([{}]).slice(0, 0))
     assert (summary.planned, summary.verdict) == (0, "inconclusive")

@@ -71,6 +71,16 @@ def test_a_failing_run_names_the_tenant_the_limit_the_value_and_the_count():
     assert first == "FAIL  risk TTFT P95 is 880 ms over 100 requests, promised < 800ms; 1 of 3 rules failed."
 
 
+def test_a_rule_that_failed_says_when():
+    shown = printed(100, lambda console: terminal.print_result(summary_of(rows=600, slow=200), console))
+    assert "FAIL  0:00-0:04" in shown
+
+
+def test_a_run_that_is_not_valid_is_marked_in_a_comparison():
+    late = outcome.summarise(outcomes(), digest="d", invalid=["a worker died"])
+    assert "ms in late (not valid)" in terminal.comparison_sentence([("a", summary_of()), ("late", late)])
+
+
 @pytest.mark.parametrize("width", [80, 100, 120])
 def test_tables_fit_and_keep_what_matters(width):
     summary = summary_of(slow=40, failed=20)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from replay.report.panels import BAD, Panels
 from tenants import figures, quantiles, sla
 from tenants.measures import FAILED, Floats, Rows
+from tenants.stretches import broken, nice_s, stretches
 from tenants.summary import Summary
 
 COLOURS = ("#3a87dd", "#e07b39", "#2ca58d", "#b5579f", "#9a8a2c", "#7a6ff0", "#c4567a", "#5b8c5a")
@@ -24,7 +25,6 @@ FEW_POINTS = 500
 MOST_POINTS = 4_000  # drawn of one tenant
 CURVE_POINTS = 400  # of a distribution
 GRID = 300  # points of a line over time
-NICE_S = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600, 86400)
 
 
 class Chart(NamedTuple):
@@ -158,8 +158,9 @@ def _waits(panels: Panels, rows: Rows, summary: Summary, name: str, colour: str)
         )
     )
     panels.named(name)
-    limits = [rule.limit for rule in _limits(summary, name, metric)]
-    _p95_line(panels, at_s[mine], values[mine], name, colour=colour, limits=limits)
+    rules = _limits(summary, name, metric)
+    _p95_line(panels, at_s[mine], values[mine], name, colour=colour, limits=rules)
+    limits = [rule.limit for rule in rules]
     top = float(np.max(values[seen], initial=0.0))
     failed = mine & np.isin(rows.outcome, FAILED) & np.isfinite(at_s)
     if failed.any():
@@ -180,29 +181,20 @@ def _waits(panels: Panels, rows: Rows, summary: Summary, name: str, colour: str)
     return len(kept), int(seen.sum())
 
 
-def _p95_line(panels: Panels, at_s: Floats, values: Floats, name: str, *, colour: str, limits: list[float]) -> None:
-    """P95 over stretches of at least 20 requests, failed ones as +∞; shades those that break the tightest limit."""
-    counted = ~np.isnan(values) & np.isfinite(at_s)
-    at_s, values = at_s[counted], values[counted]
-    if len(at_s) < 2 * quantiles.needed(0.95):
-        return
-    order = np.argsort(at_s, kind="stable")
-    at_s, values = at_s[order], values[order]
-    span_s = float(at_s[-1] - at_s[0])
-    width_s = nice_s(max(span_s / 40, span_s * quantiles.needed(0.95) / len(at_s) * 1.25))
-    bins = np.floor(at_s / width_s).astype(np.int64)
-    x: list[float] = []
-    y: list[float | None] = []
-    for number in np.unique(bins).tolist():
-        inside = values[bins == number]
-        enough = len(inside) >= quantiles.needed(0.95)
-        p95 = quantiles.quantile(inside, 0.95) if enough else math.nan
-        if limits and enough and p95 >= min(limits):
-            panels.shade(number * width_s, (number + 1) * width_s)
-        x.append(round((number + 0.5) * width_s, 3))
-        y.append(round(p95, 2) if math.isfinite(p95) else None)
-    if any(value is not None for value in y):
-        panels.line(x, y, f"{name} P95 per {width_s:g} s", colour, group=name)
+def _p95_line(panels: Panels, at_s: Floats, values: Floats, name: str, *, colour: str, limits: list[sla.Rule]) -> None:
+    """P95 over stretches of time, failed requests as +∞; shades those that break the tightest limit."""
+    found = stretches(at_s, values, 0.95)
+    if limits:
+        tightest = min(limits, key=lambda rule: rule.limit)
+        for start_s, end_s in broken(found, tightest.limit, strict=tightest.op == "<"):
+            panels.shade(start_s, end_s)
+    if any(stretch.value is not None for stretch in found):
+        x = [round((stretch.start_s + stretch.end_s) / 2, 3) for stretch in found]
+        y = [
+            round(stretch.value, 2) if stretch.value is not None and math.isfinite(stretch.value) else None
+            for stretch in found
+        ]
+        panels.line(x, y, f"{name} P95", colour, group=name)
 
 
 def _arrivals(panels: Panels, rows: Rows, names: Sequence[str]) -> None:
@@ -299,11 +291,6 @@ def _evenly(numbers: NDArray[np.int64], most: int) -> NDArray[np.int64]:
     if len(numbers) <= most:
         return numbers
     return numbers[np.linspace(0, len(numbers) - 1, most).astype(np.int64)]
-
-
-def nice_s(width_s: float) -> float:
-    """The smallest round stretch of time that is at least this long."""
-    return next((nice for nice in NICE_S if nice >= width_s), float(NICE_S[-1]))
 
 
 def _rounded(values: NDArray[np.floating[Any]]) -> list[float]:

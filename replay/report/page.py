@@ -171,6 +171,7 @@ def _rules(summary: Summary) -> str:
     for result in sorted(summary.rules, key=lambda result: order[result.verdict]):
         ci = "" if result.ci is None else " to ".join(figures.amount(end, result.unit) for end in result.ci)
         settle = f"n {result.samples_to_settle:,} would settle it" if result.samples_to_settle else ""
+        settle = f"broken {figures.spans(result.broken_s)}" if result.broken_s else settle
         verdict = "pass" if result.verdict == sla.PASS else WORDS[result.verdict]
         rows.append(
             f'<tr class="{result.verdict}"><td class="word">{_safe(result.tenant)} {_safe(title(result.metric))}</td>'
