@@ -132,6 +132,7 @@ def test_batched_timestamps_are_seen_and_their_period_told():
     smooth = np.sort(generator.integers(0, 900 * S, size=2000))
     assert burstiness.grid(smooth).period_ns is None
     assert burstiness.grid(smooth // S * S).resolution_ns == S
+    assert burstiness.grid(np.arange(100) * S).period_ns is None  # paced, but each has a time of its own
 
 
 def test_the_daily_profile_counts_partial_days_by_the_hours_they_cover():

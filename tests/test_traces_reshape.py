@@ -69,7 +69,7 @@ def test_what_people_write(parse, text, value):
         (reshape.parse_lengths, "outputs=2x", "2x"),
         (reshape.parse_rate, "fast", "5rps"),
         (reshape.parse_rate, "0rps", "5rps"),
-        (reshape.parse_gamma, "inf", "number from 0"),
+        (reshape.parse_gamma, "inf", "number from 0"),  # K08
         (reshape.parse_gamma, "nan", "number from 0"),
         (reshape.parse_gamma, "-1", "number from 0"),
         (reshape.parse_share, "2x", "10%"),
@@ -220,3 +220,12 @@ def test_lengths_alone_get_times_from_a_rate_and_a_process(tmp_path):
     timed = parquet.read(out)
     assert timed.column("arrival_ns")[-1].as_py() == pytest.approx(499 / 5 * S)
     assert metadata_of(timed).source == "lengths, timed"
+
+
+@pytest.mark.parametrize("options", [ShapeOptions(sample=0.5), ShapeOptions(rate=1.5)])
+def test_rows_without_any_id_are_drawn_alike_from_a_file_and_in_memory(options, tmp_path):
+    arrival = np.random.default_rng(2).integers(0, 60 * S, size=300)  # not in order
+    parquet.write(table({"arrival_ns": arrival, "input_tokens": np.arange(300)}, Metadata()), tmp_path / "in.parquet")
+    whole, _ = reshape.apply(parquet.read(tmp_path / "in.parquet"), options, seed=4)
+    reshape.apply_to_file(tmp_path / "in.parquet", tmp_path / "out.parquet", options, seed=4)
+    assert parquet.read(tmp_path / "out.parquet").to_pylist() == whole.to_pylist()

@@ -1,4 +1,7 @@
-"""What reshaping promises: counts, order, sessions and prefix structure stay; what was asked is met or refused."""
+"""What reshaping promises: counts, order, sessions and prefix structure stay; what was asked is met or refused.
+
+Ids such as B11 name user reports of other tools.
+"""
 
 from __future__ import annotations
 
@@ -92,7 +95,7 @@ def test_speed_then_its_inverse_is_the_identity_within_rounding(trace, speed):
         assert np.abs(back.think_ns - draft.think_ns).max() <= slack
 
 
-def test_speed_2x_halves_the_span_exactly_and_does_not_touch_the_epoch():
+def test_speed_2x_halves_the_span_exactly_and_does_not_touch_the_epoch():  # B12
     start = 1_700_000_000 * S
     faster, report = shape.speed(shape.draft_of(trace_of([start, start + 7, start + 600 * S])), 2.0)
     assert faster.arrival_ns.tolist() == [start, start + 4, start + 300 * S]  # 3.5 rounds to the even 4
@@ -213,7 +216,28 @@ def test_copies_of_copies_have_ids_and_blocks_of_their_own():
     assert len({row[0] for row in trace.column("block_hashes").to_pylist()}) == 8
 
 
-def test_loops_join_a_mean_gap_apart_and_are_scaled_by_speed_as_one():
+def test_prefix_blocks_alone_are_enough_to_keep_copies_of_copies_apart():
+    trace = table({"arrival_ns": [0, S], "block_hashes": [[1], [1, 2]], "block_size": [16, 16]}, Metadata())
+    for _ in range(3):
+        trace, _ = reshape.apply(trace, reshape.ShapeOptions(rate=2.0), seed=0)
+    assert len({row[0] for row in trace.column("block_hashes").to_pylist()}) == 8
+
+
+def test_a_loop_of_copies_has_no_id_twice():
+    trace = trace_of([0, S, 2 * S], session_id=["a", "a", "b"])
+    twice, _ = shape.rate(shape.draft_of(trace), 2.0, seed=1)
+    ids = assemble.build(trace, shape.loop(twice, 3)[0]).column("request_id").to_pylist()
+    assert len(ids) == len(set(ids)) == 18
+
+
+@pytest.mark.parametrize(("share", "kept"), [(0.2, 0), (0.49, 0), (0.51, 10), (0.9, 10)])
+def test_a_session_at_the_cut_is_taken_when_that_is_nearer(share, kept):
+    draft = shape.draft_of(trace_of(range(10), session_id=["one"] * 10))
+    limits = shape.cuts(draft, share, 7, "test")
+    assert shape.below(draft, limits, 7, "test").sum() == kept
+
+
+def test_loops_join_a_mean_gap_apart_and_are_scaled_by_speed_as_one():  # B11
     draft = shape.draft_of(trace_of([0, 10, 20]))
     thrice, _ = shape.loop(draft, 3)
     assert thrice.arrival_ns.tolist() == [0, 10, 20, 30, 40, 50, 60, 70, 80]
@@ -287,7 +311,7 @@ def test_any_warp_keeps_order_ends_and_sessions(trace, factor):
 
 
 @pytest.mark.parametrize(("cv", "poisson"), [(1.0, True), (0.0, False), (0.5, False), (3.0, False)])
-def test_new_times_have_the_asked_variation_at_the_same_rate(cv, poisson):
+def test_new_times_have_the_asked_variation_at_the_same_rate(cv, poisson):  # K09
     draft = shape.draft_of(trace_of(np.sort(np.random.default_rng(1).integers(0, 1000 * S, size=5000))))
     moved, report = shape.retime(draft, cv, seed=2, poisson=poisson)
     assert report.achieved == pytest.approx(cv, rel=0.1, abs=1e-6)

@@ -41,7 +41,7 @@ def scale_lengths(
     Args:
         trace: any columns.
         input_factor: for input and cached tokens and the size of prefix blocks.
-        output_factor: for output and reasoning tokens and `max_tokens`, which stays at least the output.
+        output_factor: for output and reasoning tokens and `max_tokens`; rounded alike, it stays at least the output.
         most: a request above it is cut, both parts in proportion.
 
     Returns:
@@ -60,8 +60,7 @@ def scale_lengths(
     ):
         part = _scaled(trace, name, factor)
         columns[name] = np.where(whole >= 0, np.minimum(part, np.maximum(whole, 0)), part)
-    limit = _scaled(trace, "max_tokens", output_factor)
-    columns["max_tokens"] = np.where(limit >= 0, np.maximum(limit, new_out), limit)
+    columns["max_tokens"] = _scaled(trace, "max_tokens", output_factor)
     size = _scaled(trace, "block_size", 1.0)
     columns["block_size"] = np.where(size > 0, np.maximum(np.floor(size * input_factor), 1), size)
     for name in columns.keys() & set(names):
