@@ -25,6 +25,7 @@ from replay.engine.virtual import Result, Workload
 from replay.options import Offered, OfferOptions, SendOptions
 from replay.plan import NONE, Plan
 from replay.session import host, versions
+from tenants import dialects
 
 MOST_CHUNKS = 50_000_000  # token times kept by default: 400 MB
 
@@ -44,7 +45,7 @@ class Simulated:
         self, offered: Offered, config: SchedulerConfig, profile: Profile, send: SendOptions, engine: dict[str, Any]
     ) -> None:
         self.offered, self.config, self.profile, self.engine = offered, config, profile, engine
-        self.work, self.rows, self.too_long = workload_of(offered, config.max_model_len)
+        self.work, self.rows, self.too_long = workload_of(offered, config)
         begun = time.perf_counter()
         self.result = virtual.simulate(
             self.work,
@@ -75,11 +76,14 @@ class Simulated:
         return found
 
 
-def workload_of(offered: Offered, max_model_len: int) -> tuple[Workload, npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def workload_of(
+    offered: Offered, config: SchedulerConfig
+) -> tuple[Workload, npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """The plan as the virtual engine takes it: the workload, its rows in the plan, and the rows that are too long."""
     plan = offered.plan
     total = plan.input_tokens.astype(np.int64) + plan.output_tokens
-    fits = total <= max_model_len
+    fits = total <= config.max_model_len
+    gap = dialects.named("sglang").gap if config.scheduling_policy == "sglang" else 1  # as its dialect puts on the wire
     rows = np.flatnonzero(fits)
     place = np.full(plan.rows, -1, dtype=np.int64)
     place[rows] = np.arange(len(rows))
@@ -93,7 +97,7 @@ def workload_of(offered: Offered, max_model_len: int) -> tuple[Workload, npt.NDA
         output_tokens=plan.output_tokens[rows].astype(np.int64),
         tenant=np.maximum(plan.tenant[rows], 0),
         tenants=names,
-        priority=np.maximum(plan.rank[rows], 0),
+        priority=np.maximum(plan.rank[rows], 0).astype(np.int64) * gap,
         session=np.array(plan.session[rows]),
         after=after if bool((after >= 0).any()) else None,
         think_ns=np.array(plan.think_ns[rows]),

@@ -72,6 +72,14 @@ def test_priority_helps_the_urgent_tenant_and_a_cap_holds_the_other(mixed, tmp_p
     assert capped["tenants"]["summary"]["held_ms"]["p95"] > 0
 
 
+def test_sglang_preempts_for_a_slot_because_its_dialect_keeps_ranks_apart(mixed, tmp_path):
+    base = (mixed, "--tenant-mix", "risk:summary", "--max-num-seqs", "2")
+    _, _, truth = simulated(tmp_path / "sglang", *base, "--policy", "sglang")
+    _, _, plain = simulated(tmp_path / "priority", *base, "--policy", "priority")
+    assert sum(truth.column("preemptions").to_pylist()) > 0
+    assert sum(plain.column("preemptions").to_pylist()) == 0
+
+
 def test_leaping_and_step_by_step_write_the_same_outcomes(mixed, tmp_path):
     _, leapt, truth = simulated(tmp_path / "a", mixed, "--policy", "fcfs")
     _, stepped, same = simulated(tmp_path / "b", mixed, "--policy", "fcfs", "--step-by-step")
