@@ -167,7 +167,7 @@ class Capture:
         if exchange is None:
             response.stream = response.stream or True
             return
-        clock = self._clock_of(flow)
+        clock = exchange.clock = self._clock_of(flow)
         exchange.meter.head(clock(), response.status_code, response.headers.items(multi=True))
         former = response.stream if callable(response.stream) else None
         response.stream = self._through(exchange.meter, clock, former)
@@ -201,11 +201,11 @@ class Capture:
     def error(self, flow: http.HTTPFlow) -> None:
         """It ended before it was complete: the client left, the server broke off, or could not be reached."""
         if flow.id in self._open:
-            self._finish(flow.id, _end_of(flow))
+            self._finish(flow.id, _end_of(flow, self._open[flow.id].clock))
 
     def _finish(self, flow_id: str, end: End) -> None:
         exchange = self._open.pop(flow_id)
-        exchange.end, exchange.end_ns = end, time.monotonic_ns()
+        exchange.end, exchange.end_ns, exchange.clock = end, time.monotonic_ns(), None
         assert self.recorder is not None
         self.recorder.put(exchange)
         self.recorder.counts.in_flight = len(self._open)
@@ -253,7 +253,7 @@ def check(settings: Settings) -> None:
     rules.TenantRules(settings.tenant, (), rules.salted(b""))
 
 
-def _end_of(flow: http.HTTPFlow) -> End:
+def _end_of(flow: http.HTTPFlow, clock: object) -> End:
     """How a flow ended that has an error, from the state of its connections and mitmproxy's own words."""
     message = (flow.error.msg if flow.error else "").lower()
     if "client disconnected" in message or "client closed" in message:
@@ -263,7 +263,7 @@ def _end_of(flow: http.HTTPFlow) -> End:
         return "timeout_connect" if "timed out" in message or "timeout" in message else "connect_error"
     if "timed out" in message or "timeout" in message:
         return "timeout_idle"
-    return "reset" if "reset" in message else "closed"
+    return "reset" if "reset" in message or getattr(clock, "was_reset", False) else "closed"
 
 
 @contextlib.contextmanager

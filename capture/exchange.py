@@ -31,6 +31,7 @@ class Exchange(msgspec.Struct):
     body: bytes | None
     request_bytes: int
     meter: Meter
+    clock: Any = None  # of the response, while it comes
     end: End = "cut"
     end_ns: int = 0  # on the meter's clock
 

@@ -83,14 +83,27 @@ def chain() -> list[Any]:
     ]
 
 
+class ArrivalClock:
+    """Tells when the bytes of a response that are being handled came off the socket, and whether it was reset."""
+
+    def __init__(self, reader: StampedReader) -> None:
+        self._reader = reader
+
+    def __call__(self) -> int:
+        """Monotonic ns."""
+        return self._reader.fed_ns
+
+    @property
+    def was_reset(self) -> bool:
+        """Whether the server reset the connection; mitmproxy itself takes that for an end like any other."""
+        return isinstance(self._reader.exception(), ConnectionResetError)
+
+
 def clock_of(flow: http.HTTPFlow) -> Callable[[], int]:
-    """A clock that tells when the bytes of a flow's response that are being handled came off the socket."""
+    """The clock for a flow's response, while its connection lives."""
     handler = ctx.master.addons.get("proxyserver").connections.get(flow.client_conn.id)
     io = handler.transports.get(flow.server_conn) if handler is not None else None
-    reader = io.reader if io is not None else None
-    if not isinstance(reader, StampedReader):
-        return time.monotonic_ns
-    return lambda: reader.fed_ns
+    return ArrivalClock(io.reader) if io is not None and isinstance(io.reader, StampedReader) else time.monotonic_ns
 
 
 def run(mode: str, sets: tuple[str, ...], addon: Capture, listen: Listen, ready: Callable[[], None]) -> None:

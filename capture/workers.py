@@ -123,7 +123,11 @@ def work(channel: socket.socket, plan: Plan) -> None:
     recorder.start()
     try:
         proxy(
-            plan.mode, plan.sets, Capture(plan.settings, recorder, clock_of), _handed(channel), lambda: _tell(channel)
+            plan.mode,
+            plan.sets,
+            Capture(plan.settings, recorder, clock_of),
+            _handed(channel),
+            lambda: _tell(channel),
         )
     finally:
         recorder.stop()
@@ -228,8 +232,9 @@ class _Parent:
 
     def __init__(self, plan: Plan, listening: socket.socket, count: int) -> None:
         self.plan, self.listening, self.count = plan, listening, count
-        self.workers = [_Worker(plan) for _ in range(count)]
-        self.names = [worker.name for worker in self.workers]
+        # One after the other: the first may make the certificates that all of them use.
+        self.workers = [_Worker(plan)]
+        self.names = [self.workers[0].name]
         self._signals, self._signalled = socket.socketpair()
         self._stopping = self._said = False
         self._next_line_s = time.monotonic() + SAY_S
@@ -271,7 +276,10 @@ class _Parent:
             else:
                 channels[sock].hear()
         self._look_after()
-        if not self._said and all(worker.ready for worker in self.workers):
+        if len(self.workers) < self.count and self.workers[0].ready and not self._stopping:
+            self.workers += [_Worker(self.plan) for _ in range(self.count - 1)]
+            self.names += [worker.name for worker in self.workers[1:]]
+        if not self._said and len(self.workers) == self.count and all(worker.ready for worker in self.workers):
             self._said = True
             say(_started(self.plan, self.listening, self.count))
         if time.monotonic() >= self._next_line_s:

@@ -95,14 +95,14 @@ def body_of(response: bytes) -> bytes:
 
 @contextlib.contextmanager
 def recording(upstream: str, out: Path, *options: str) -> Iterator[Recording]:
-    """Run `capture --upstream UPSTREAM --listen 127.0.0.1:0 --out OUT` and end it."""
+    """Run `capture --upstream UPSTREAM --listen 127.0.0.1:0 --out OUT` and end it; `regular` is a mode instead."""
+    server = ["--mode", upstream] if upstream == "regular" else ["--upstream", upstream]
     process = subprocess.Popen(
         [
             sys.executable,
             "-m",
             "capture",
-            "--upstream",
-            upstream,
+            *server,
             "--listen",
             "127.0.0.1:0",
             "--out",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import os
@@ -98,7 +99,7 @@ ROWS = [
     ("whole", "ok", None, 200, None, 1),
     ("404", "http_error", "http 404", 404, None, None),
     ("busy", "http_error", "http 503", 503, None, None),
-    ("reset", "truncated", "closed", 200, 1, 1),
+    ("reset", "truncated", "reset", 200, 1, 1),
     ("half", "truncated", "closed", 200, 1, 1),
     ("no end", "truncated", "closed", 200, 3, 3),
     ("no DONE", "ok", None, 200, 3, 3),
@@ -291,6 +292,23 @@ def test_the_addon_loads_in_plain_mitmdump_from_a_checkout_that_is_not_installed
             process.kill()
             process.communicate()
     assert len(recorder.rows()) == 1
+
+
+def test_g09_as_a_regular_proxy_it_records_requests_and_never_a_connect(server, tmp_path):
+    with recording("regular", tmp_path / "out") as recorder, socket.create_server(("127.0.0.1", 0)) as gone:
+        port = gone.getsockname()[1]
+        gone.close()
+        with socket.create_connection(("127.0.0.1", recorder.port), timeout=20) as sock:
+            sock.sendall(f"CONNECT 127.0.0.1:{port} HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\n\r\n".encode())
+            sock.settimeout(2)
+            with contextlib.suppress(TimeoutError):
+                read_to_end(sock)
+        answered = recorder.ask(ASK, {"x-script": "good"}, f"{server.url}/v1/chat/completions")
+        assert b"[DONE]" in answered
+        (row,) = recorder.rows(1)
+        assert (row["outcome"], row["endpoint"]) == ("ok", "chat")
+        assert recorder.stop() == 0
+        assert len(recorder.rows()) == 1
 
 
 def test_an_upstream_that_is_not_there_is_a_row(tmp_path):
