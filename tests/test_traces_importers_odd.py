@@ -49,6 +49,13 @@ def test_a_csv_that_is_right_in_an_odd_way_is_read(tmp_path, content):
     assert row == {"arrival_ns": 1_700_158_623_979_960_000, "input_tokens": 5, "output_tokens": 6, "outcome": "ok"}
 
 
+def test_a_quoted_field_may_hold_line_ends_and_rows_are_still_counted_right(tmp_path):
+    text = b'note,TIMESTAMP,ContextTokens,GeneratedTokens\n"a\nb\r\n, ""c""",2023-11-16 18:17:03,5,6\nx,noon,1,1\n'
+    with pytest.raises(BadRow, match="row 2, column TIMESTAMP: 'noon' is not a time"):
+        table("azure", put(tmp_path, text))
+    assert table("azure", put(tmp_path, text), Options(bad_rows="skip"))["input_tokens"].to_pylist() == [5]
+
+
 @pytest.mark.parametrize(
     ("content", "rows"),
     [

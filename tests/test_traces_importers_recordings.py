@@ -206,6 +206,14 @@ def test_litellm_says_stream_only_where_the_first_token_came_before_the_end(tmp_
     assert (found["stream"], found["first_token_ns"], found["end_ns"]) == (None, None, 2 * 10**9)
 
 
+def test_requests_to_no_llm_are_kept_and_counted(tmp_path):
+    shop = b"GET /cart HTTP/1.1\r\nHost: x\r\n\r\n"
+    intake = import_file(
+        "gor", gor_file(tmp_path, b"1 a 5\n" + shop, b"1 b 6\n" + message()), tmp_path / "out.parquet", Options()
+    )
+    assert intake.summary()[:2] == ["2 rows", "1 of them to no LLM endpoint"]
+
+
 def test_a_wrong_import_leaves_no_file(tmp_path):
     with pytest.raises(BadFile):
         import_file("har", gor_file(tmp_path, b"1 a 5\n" + message()), tmp_path / "out.parquet", Options())

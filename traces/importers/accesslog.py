@@ -46,7 +46,6 @@ _FLAGS = {  # Envoy's response flags: why there is no good answer
 def read(source: Source, intake: Intake) -> Iterator[pa.RecordBatch]:
     """Batches with arrivals, durations, status, sizes, and lengths where they are logged."""
     gather = Gather(_COLUMNS, intake.metadata("accesslog", "unix"))
-    requests = 0
     for number, row in jsonrows.read(source, intake, dict):
         fields = {str(key).lower().replace("-", "_"): value for key, value in row.items()}
         try:
@@ -54,12 +53,10 @@ def read(source: Source, intake: Intake) -> Iterator[pa.RecordBatch]:
         except _Wrong as wrong:
             intake.bad_row(number, wrong.column, str(wrong))
             continue
-        requests += values[3] != "other"
         gather.add(*values)
         if gather.full:
             yield gather.take()
     yield from gather.rest()
-    intake.note(f"{requests:,} of the requests went to an LLM endpoint")
 
 
 class _Wrong(ValueError):

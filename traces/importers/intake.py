@@ -40,6 +40,7 @@ class Intake:
         self.rows = 0
         self.bad = 0
         self.failed = 0
+        self.elsewhere = 0  # requests to no LLM endpoint
         self.out_of_order = 0
         self.notes: list[str] = []
         self._last_ns: int | None = None
@@ -79,6 +80,8 @@ class Intake:
                 self.failed += pc.sum(failed).as_py() or 0
                 if self.options.failed == "drop":
                     batch = batch.filter(pc.invert(failed))
+        if "endpoint" in batch.schema.names:
+            self.elsewhere += pc.sum(pc.equal(batch.column("endpoint").cast(pa.string()), "other")).as_py() or 0
         self.rows += batch.num_rows
         return batch
 
@@ -94,6 +97,8 @@ class Intake:
     def summary(self) -> list[str]:
         """The counts, one line each."""
         lines = [_counted(self.rows, "row")]
+        if self.elsewhere:
+            lines.append(f"{self.elsewhere:,} of them to no LLM endpoint")
         if self.failed:
             what = "kept with their outcome" if self.options.failed == "keep" else "dropped"
             lines.append(f"{_counted(self.failed, 'failed row')} (no output tokens, or an error) {what}")

@@ -52,24 +52,22 @@ def read(
     wanted: Sequence[str],
     optional: Sequence[str] = (),
     *,
-    names: Sequence[str] | None = None,
     delimiter: str = ",",
 ) -> Iterator[Rows]:
-    """Batches of the columns `wanted` (each must be there) and `optional` (empty strings where absent are not given).
+    """Batches of the columns `wanted`, which must be there, and of those of `optional` that are.
 
     Args:
         source: the CSV file.
         intake: takes the rows whose number of fields is wrong.
         wanted: column names that must be in the header.
         optional: names that may be.
-        names: the file's columns when it has no header.
         delimiter: between the fields.
 
     Raises:
         BadFile: a column of `wanted` is missing, or the file is not CSV.
     """
     with source.open() as stream:
-        found = list(names) if names is not None else _take_header(stream, source, delimiter)
+        found = _take_header(stream, source, delimiter)
         at = _positions(found)
         for name in wanted:
             if name.lower() not in at:
@@ -147,7 +145,9 @@ def _reader(
             read_options=pacsv.ReadOptions(
                 use_threads=False, block_size=_BLOCK_BYTES, column_names=[f"c{index}" for index in range(width)]
             ),
-            parse_options=pacsv.ParseOptions(delimiter=delimiter, invalid_row_handler=wrong_width),
+            parse_options=pacsv.ParseOptions(
+                delimiter=delimiter, newlines_in_values=True, invalid_row_handler=wrong_width
+            ),
             convert_options=pacsv.ConvertOptions(
                 column_types=dict.fromkeys(keys.values(), pa.string()),
                 include_columns=list(dict.fromkeys(keys.values())),
