@@ -34,7 +34,8 @@ QUIET_NS = 150_000  # measuring waits when something is due sooner
 SLICE_NS = 300_000  # one turn of measuring between two looks at the sockets
 FEED = 32  # reads fed to a meter at a time
 FLUSH_NS = NS_PER_S
-BACKLOG = 5_000  # ended exchanges that may wait before measuring no longer waits for a quiet moment
+PRESSING = 64  # so many that wait make the turn longer by as much again
+BACKLOG = 1_000  # ended exchanges that may wait before measuring no longer waits for a quiet moment
 RETRY_LIMIT_NS = 30 * NS_PER_S
 RETRY_FIRST_NS = NS_PER_S // 2
 _NS_PER_MS = 1e6
@@ -211,7 +212,8 @@ class Sender:
         gap_ns = due_ns + self.start_ns - now_ns if due_ns < NEVER else NEVER
         if gap_ns < QUIET_NS and len(self._over) < BACKLOG:
             return  # the next wake comes back to it
-        until_ns = now_ns + min(SLICE_NS, max(gap_ns, QUIET_NS))
+        slice_ns = SLICE_NS * (1 + len(self._over) // PRESSING)
+        until_ns = now_ns + (slice_ns if len(self._over) >= BACKLOG else min(slice_ns, max(gap_ns, QUIET_NS)))
         while self._over:
             if self._measure(self._over[0]):
                 self._over.popleft()

@@ -190,9 +190,14 @@ async def _obey(sender: Sender, orders: asyncio.StreamReader) -> None:
 
 
 def _peak_rss_mb() -> float:
-    import resource
+    """This process's own peak; `getrusage` would count the parent's memory before the exec."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        import resource
 
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return next((int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM:")), 0.0)
 
 
 async def _main() -> None:
