@@ -332,7 +332,8 @@ def length_notes(plan: Plan, server: Server) -> list[str]:
     if not too_long:
         return []
     most = server.max_model_len
-    return [f"{too_long:,} requests exceed the model's {most:,} tokens and will be refused or cut short; see --lengths max={most}"]
+    what = f"{too_long:,} requests exceed the model's {most:,} tokens and will be refused or cut short"
+    return [f"{what}; see --lengths max={most}"]
 
 
 def file_descriptors(plan: Plan, workers: int, concurrency: int | None) -> list[str]:
