@@ -1,4 +1,4 @@
-"""When the client is what limits, the run says so, by exit 3 and by name, and blames no server. B04 etc. are reports."""
+"""When the client is what limits, the run says so, by exit 3 and by name, and blames no server. B04 is a report."""
 
 from __future__ import annotations
 
