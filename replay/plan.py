@@ -254,7 +254,7 @@ def load(folder: Path) -> Plan:
     rows = tables["rows"]
     arrays: dict[str, Any] = {}
     for name in _SHARED:
-        array = np.load(folder / f"{name}.npy", mmap_mode="r")
+        array = np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r"))  # a memmap's own indexing is slow
         single = len(array) == 1 and name not in {"block_offsets", "block_hashes"}
         arrays[name] = np.broadcast_to(array[0], rows) if single else array
     if len(arrays["block_offsets"]) == 1:

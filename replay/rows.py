@@ -8,6 +8,7 @@ knows (ids, tenant, lengths asked for) is joined when the run is over. No column
 from __future__ import annotations
 
 from collections.abc import Iterator
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,7 @@ PART_SCHEMA = pa.schema(
 )
 _NAMES = (*SENT, *MEASURED)
 Names = tuple[tuple[str, ...], str | None]  # models asked for, arm
+_measured = attrgetter(*MEASURED)
 _TYPES = tuple(field.type for field in PART_SCHEMA)
 
 
@@ -77,8 +79,7 @@ class RowWriter:
 
     def append(self, row: int, sent: tuple[Any, ...], measured: Measured) -> None:
         """One request that has ended: its place in the plan, the SENT values, what was measured."""
-        values = tuple([getattr(measured, name) for name in MEASURED])
-        self._rows.append((row, *sent, *values))
+        self._rows.append((row, *sent, *_measured(measured)))
 
     def flush(self) -> None:
         """Write the rows gathered so far as one batch."""

@@ -34,8 +34,8 @@ QUIET_NS = 150_000  # measuring waits when something is due sooner
 SLICE_NS = 300_000  # one turn of measuring between two looks at the sockets
 FEED = 32  # reads fed to a meter at a time
 FLUSH_NS = NS_PER_S
-PRESSING = 64  # so many that wait make the turn longer by as much again
-BACKLOG = 1_000  # ended exchanges that may wait before measuring no longer waits for a quiet moment
+PRESSING, PRESSING_READS = 64, 4_096  # so many exchanges or reads that wait make the turn longer by as much again
+BACKLOG, BACKLOG_READS = 1_000, 32_768  # so many may wait before measuring no longer waits for a quiet moment
 RETRY_LIMIT_NS = 30 * NS_PER_S
 RETRY_FIRST_NS = NS_PER_S // 2
 _NS_PER_MS = 1e6
@@ -129,6 +129,7 @@ class Sender:
         self._built = 0
         self._flying: dict[Flight, None] = {}
         self._over: deque[Flight] = deque()  # ended, to be measured
+        self._reads = 0  # theirs
         self._timed: list[tuple[int, int, Flight, bool]] = []  # (when, tie, flight, is a retry); else an abort
         self._ties = 0
         self._settling = False
@@ -179,6 +180,7 @@ class Sender:
         self.counters.ended(int(self._plan.tenant[row]))
         self.schedule.ended(row, now_ns - self.start_ns)
         self._over.append(flight)
+        self._reads += len(exchange.segments)
         if self.schedule.next_ns <= now_ns - self.start_ns:
             self._soon(self.wake)
         else:
@@ -210,13 +212,17 @@ class Sender:
         now_ns = self.clock()
         due_ns = self.schedule.next_ns
         gap_ns = due_ns + self.start_ns - now_ns if due_ns < NEVER else NEVER
-        if gap_ns < QUIET_NS and len(self._over) < BACKLOG:
+        full = len(self._over) >= BACKLOG or self._reads >= BACKLOG_READS
+        if gap_ns < QUIET_NS and not full:
             return  # the next wake comes back to it
-        slice_ns = SLICE_NS * (1 + len(self._over) // PRESSING)
-        until_ns = now_ns + (slice_ns if len(self._over) >= BACKLOG else min(slice_ns, max(gap_ns, QUIET_NS)))
+        slice_ns = SLICE_NS * (1 + max(len(self._over) // PRESSING, self._reads // PRESSING_READS))
+        until_ns = now_ns + (slice_ns if full else min(slice_ns, max(gap_ns, QUIET_NS)))
         while self._over:
+            exchange = self._over[0].exchange
+            reads = 0 if exchange is None else len(exchange.segments)
             if self._measure(self._over[0]):
                 self._over.popleft()
+            self._reads -= min(FEED, reads)
             if self.clock() > until_ns:
                 break
         if len(self.rows) >= BATCH_ROWS or (self.rows and now_ns - self._flushed_ns > FLUSH_NS):
