@@ -174,6 +174,52 @@ def test_names_cannot_break_out_of_the_page(tmp_path):
     assert "&lt;script&gt;alert(1)" in shown
 
 
+def one_slot(path):
+    """One slot: a long answer of summary from 0 to 10 s; ten short requests of risk come meanwhile and wait."""
+    begins_s = np.array([0.0, *(10 + 0.2 * k for k in range(10))])
+    due_s = np.array([0.0, *(1 + 0.5 * k for k in range(10))])
+    tokens = [100, *[2] * 10]
+    chunks = [
+        ((begin - due + 0.001 + 0.1 * np.arange(count)) * 1e9).astype(np.int64)
+        for begin, due, count in zip(begins_s, due_s, tokens, strict=True)
+    ]
+    due_ns = (due_s * 1e9).astype(np.int64)
+    found = table(
+        {
+            "request_id": [f"r{i}" for i in range(11)],
+            "arrival_ns": due_ns,
+            "due_ns": due_ns,
+            "released_ns": due_ns,
+            "sent_ns": due_ns,
+            "tenant": ["summary<b>", *["risk"] * 10],
+            "priority": [1, *[0] * 10],
+            "first_token_ns": [int(times[0]) for times in chunks],
+            "last_token_ns": [int(times[-1]) for times in chunks],
+            "end_ns": [int(times[-1]) + MS for times in chunks],
+            "chunk_ns": [times.tolist() for times in chunks],
+            "input_tokens": [100] * 11,
+            "output_tokens": tokens,
+            "outcome": ["ok"] * 11,
+        },
+        Metadata(),
+    )
+    path.mkdir()
+    parquet.write(found, path / "outcomes.parquet")
+    (path / "run.json").write_text(json.dumps({"summary": json.loads(outcome.to_json(outcome.summarise(found)))}))
+    return page.render([folder.load(path)])
+
+
+def test_who_kept_whom_waiting_is_shown_with_the_worst_request_first(tmp_path):
+    shown = one_slot(tmp_path / "run")
+    part = shown[shown.index("Who kept whom waiting") :]
+    assert "by summary&lt;b&gt;" in part
+    assert re.search(r"<li>r0 \(summary&lt;b&gt;, 100 tokens in, 100 tokens out\) kept 10 waiting", part)
+
+
+def test_without_chunk_times_nothing_is_said_about_waiting(text):
+    assert "Who kept whom waiting" not in text
+
+
 def test_failures_are_grouped_and_the_slowest_requests_named(text):
     assert "× http_error 503, first at" in text
     assert "Slowest first tokens" in text

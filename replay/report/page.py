@@ -25,7 +25,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from replay.report import charts
+from replay.report import blocked, charts
 from replay.report.charts import Chart
 from tenants import failures, figures, sla
 from tenants.folder import Run
@@ -101,6 +101,7 @@ def _one(run: Run, drawn: Sequence[Chart]) -> list[str]:
             _times(summary),
         ),
         _counts(summary),
+        *_blocking(run),
         *[part for chart in drawn for part in _chart(chart)],
         *_failures(run),
         *_section("Slowest first tokens", f"The {SLOWEST} longest waits, failed requests aside.", _slowest(run)),
@@ -256,6 +257,11 @@ def _counts(summary: Summary) -> str:
         "goodput/s",
     ]
     return _table(head, [cells(name, part) for name, part in summary.tenants.items()], words={0})
+
+
+def _blocking(run: Run) -> list[str]:
+    found = blocked.section(run)
+    return [] if found is None else _section("Who kept whom waiting", *found)
 
 
 def _failures(run: Run) -> list[str]:

@@ -1,0 +1,79 @@
+"""Who kept whom waiting, for the page: the blocking matrix as a table with weight, and the worst single requests."""
+
+from __future__ import annotations
+
+import html
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tenants import figures
+from tenants.blocking import Blocking, blockers, blocking
+from tenants.folder import Run
+from traces.units import NS_PER_S
+
+MOST_CHUNKS = 3_000_000  # beyond, `tenants judge` does it; a page is drawn after every run
+WORST = 5
+
+
+def section(run: Run) -> tuple[str, str] | None:
+    """Caption and table of a run; None where its rows cannot tell (no chunk times, one request, too many)."""
+    if not (run.path / "outcomes.parquet").is_file():
+        return None
+    outcomes = run.everything()
+    if "chunk_ns" not in outcomes.schema.names:
+        return None
+    chunks = pc.sum(pc.list_value_length(outcomes.column("chunk_ns"))).as_py() or 0
+    if not 1 < chunks <= MOST_CHUNKS:
+        return None
+    found = blocking(outcomes)
+    blocked_s = float(found.blocked_ns.sum()) / NS_PER_S
+    if blocked_s <= 0:
+        return None
+    unexplained = float(found.unexplained_ns.sum()) / NS_PER_S / blocked_s
+    caption = (
+        "Seconds that requests waited for their first token while the engine served others: victims in rows, culprits "
+        f"in columns. Estimated from the outside (docs/blocking.md); {unexplained:.0%} of the waiting is unexplained."
+    )
+    return caption, _matrix(found) + _worst(outcomes, found)
+
+
+def _matrix(found: Blocking) -> str:
+    matrix = found.matrix_s
+    most = float(matrix.max()) or 1.0
+    head = "".join(f"<th>by {html.escape(name)}</th>" for name in found.tenants)
+    rows = []
+    for victim, name in enumerate(found.tenants):
+        mine = found.tenant == victim
+        n = int(mine.sum())
+        cells = "".join(_cell(float(seconds), n, float(seconds) / most) for seconds in matrix[victim])
+        rest = (found.unexplained_ns, found.blocked_ns, found.inversion_ns)
+        sums = "".join(_cell(float(part[mine].sum()) / NS_PER_S, n, 0.0) for part in rest)
+        rows.append(f'<tr><td class="word"><b>{html.escape(name)}</b></td>{cells}{sums}<td>{n:,}</td></tr>')
+    more = "<th>unexplained</th><th>in all</th><th>by less urgent<br>tenants</th><th>requests</th>"
+    table = f'<table><tr><th class="word">s waited</th>{head}{more}</tr>{"".join(rows)}</table>'
+    return f'<div class="scroll">{table}</div>'
+
+
+def _cell(seconds: float, n: int, weight: float) -> str:
+    """Seconds over the mean of a request, on a ground as dark as its part of the largest cell."""
+    each = f"<small>{figures.digits(seconds / n * 1000)} ms each</small>" if n else ""
+    ground = f' style="background:color-mix(in srgb, var(--fail) {weight * 45:.0f}%, transparent)"' if weight else ""
+    return f"<td{ground}>{figures.digits(seconds)}{each}</td>"
+
+
+def _worst(outcomes: pa.Table, found: Blocking) -> str:
+    items = []
+    for blocker in blockers(outcomes, found, WORST):
+        row = outcomes.slice(blocker.request, 1).to_pylist()[0]
+        lengths = [f"{row[key]:,} tokens {word}" for key, word in _LENGTHS if row.get(key) is not None]
+        about = ", ".join([str(row.get("tenant") or "default"), *lengths])
+        name = row.get("request_id") or f"row {blocker.request + 1}"
+        items.append(
+            f"<li>{html.escape(str(name))} ({html.escape(about)}) kept "
+            f"{blocker.victims:,} waiting, {figures.digits(blocker.blocked_ns / NS_PER_S)} s in all</li>"
+        )
+    return f"<ul>{''.join(items)}</ul>"
+
+
+_LENGTHS = (("input_tokens", "in"), ("output_tokens", "out"))
