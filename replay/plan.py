@@ -58,6 +58,7 @@ READ_COLUMNS = (
 SENDABLE = ("chat", "completions", "responses", "messages", "generate")
 """Endpoints that can be replayed; rows of others are refused, by count."""
 
+_PIECE = 1 << 18
 _ABORTED = "client_abort"
 _ABORT_ROOM_TOKENS = 256
 
@@ -159,7 +160,7 @@ def build(
     rows = trace.num_rows
     arrival = _values(trace, "arrival_ns", np.int64)
     at_ns = arrival - arrival[0]
-    if rows > 1 and bool(np.any(np.diff(at_ns) < 0)):
+    if rows > 1 and bool(np.any(at_ns[1:] < at_ns[:-1])):
         raise BadFile("the trace is not in order of arrival: sort it first (traces shape)")
     input_tokens = _lengths(trace, "input_tokens", notes)
     output_tokens = _lengths(trace, "output_tokens", notes)
@@ -206,10 +207,14 @@ def digest(plan: Plan) -> str:
     """
     found = hashlib.blake2b(digest_size=16)
     found.update(json.dumps([plan.rows, plan.tenants, plan.models, plan.warmup_ns]).encode())
-    found.update(np.where(plan.previous == NONE, plan.at_ns, NONE).tobytes())
+    for start in range(0, plan.rows, _PIECE):
+        piece = slice(start, start + _PIECE)
+        found.update(np.where(plan.previous[piece] == NONE, plan.at_ns[piece], NONE).data)
     for name in _DIGESTED:
         found.update(name.encode())
-        found.update(np.ascontiguousarray(getattr(plan, name)).data)
+        array = getattr(plan, name)
+        for start in range(0, len(array), _PIECE):  # a broadcast constant is never written out whole
+            found.update(np.ascontiguousarray(array[start : start + _PIECE]).data)
     return found.hexdigest()
 
 
@@ -221,6 +226,11 @@ def shard(plan: Plan, workers: int, capped: Sequence[str] = ()) -> npt.NDArray[n
     """
     if workers <= 1:
         return np.zeros(plan.rows, dtype=np.int16)
+    if not plan.linked and not set(capped) & set(plan.tenants):
+        single = np.empty(plan.rows, dtype=np.int16)
+        for worker in range(workers):
+            single[worker::workers] = worker
+        return single
     unit = _units(plan)
     first, inverse = np.unique(unit, return_index=True, return_inverse=True)[1:]
     order = np.argsort(first, kind="stable")
@@ -353,12 +363,32 @@ def _words(trace: pa.Table, name: str, missing: str | None) -> tuple[Any, tuple[
     """A word column as small indexes and its table in order of first appearance."""
     if name not in trace.schema.names or trace.column(name).null_count == trace.num_rows:
         return (_constant(0 if missing else NONE, trace.num_rows, np.int16), (missing,) if missing else ())
-    column = trace.column(name).cast(pa.string())
-    if column.null_count and missing:
-        column = pc.fill_null(column, missing)
-    encoded = pc.dictionary_encode(column).unify_dictionaries().combine_chunks()
-    index = pc.fill_null(encoded.indices, NONE).to_numpy().astype(np.int16)
-    return index, tuple(encoded.dictionary.to_pylist())
+    column = trace.column(name)
+    if not pa.types.is_dictionary(column.type):
+        column = pc.dictionary_encode(column)
+    encoded = column.unify_dictionaries().combine_chunks()
+    codes = pc.fill_null(encoded.indices, NONE).to_numpy().astype(np.int16)
+    words: list[str | None] = encoded.dictionary.to_pylist()
+    if missing is not None and encoded.null_count:
+        known = words.index(missing) if missing in words else len(words)
+        words += [missing] * (known == len(words))
+        codes[codes == NONE] = known
+    return _by_appearance(codes, words)
+
+
+def _by_appearance(codes: npt.NDArray[np.int16], words: list[str | None]) -> tuple[Any, tuple[str, ...]]:
+    """Codes and words renumbered in order of first appearance, whatever order a file's dictionary has."""
+    first: dict[int, int] = {}
+    for start in range(0, len(codes), _PIECE):
+        present, places = np.unique(codes[start : start + _PIECE], return_index=True)
+        for code, place in zip(present.tolist(), places.tolist(), strict=True):
+            first.setdefault(code, start + place)
+    order = sorted((code for code in first if code != NONE), key=first.__getitem__)
+    if order != list(range(len(words))):
+        renumbered = np.full(len(words) + 1, NONE, dtype=np.int16)  # the last one stands for NONE itself
+        renumbered[order] = np.arange(len(order))
+        codes = renumbered[codes]
+    return codes, tuple(str(words[code]) for code in order)
 
 
 def _endpoints(trace: pa.Table, forced: str | None, notes: list[str]) -> Any:

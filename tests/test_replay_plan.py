@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -202,6 +203,17 @@ def test_sharding_keeps_linked_sessions_and_capped_tenants_whole(rows, workers, 
     for name in capped:
         owners = {int(owner[row]) for row, (_, tenant) in enumerate(rows) if tenant == name}
         assert len(owners) <= 1
+
+
+def test_the_digest_does_not_depend_on_how_a_file_numbers_its_words():
+    plain = trace(arrival_ns=[0, 1, 2], tenant=["b", None, "a"])
+    index = pa.array([2, None, 1], pa.int32())
+    words = pa.DictionaryArray.from_arrays(index, pa.array(["unused", "a", "b"]))
+    other = plain.set_column(plain.schema.get_field_index("tenant"), plain.schema.field("tenant"), words)
+    one, two = planning.build(plain), planning.build(other)
+    assert one.tenants == two.tenants == ("b", "default", "a")
+    assert one.tenant.tolist() == two.tenant.tolist() == [0, 1, 2]
+    assert planning.digest(one) == planning.digest(two)
 
 
 def test_single_requests_are_dealt_round_by_due_time():
