@@ -29,7 +29,7 @@ from replay.engine.steptime import PicoClock
 POLICIES = {"fcfs", "priority", "ageing"}
 _SEQS, _BUDGET, _KV, _, _CHUNK = range(5)  # as in ledger.CAUSES
 _NOWHERE, _WAITING, _PREFILL, _DECODE, _GONE = range(5)
-HOLD_STEPS = 64  # steps in the real scheduler before coming back is considered
+HOLD_STEPS = 8  # steps in the real scheduler before coming back is considered
 
 
 def is_closed_form(config: SchedulerConfig, asked: Asked) -> bool:
@@ -154,7 +154,7 @@ class LeapReplica(StepReplica):
         """Go on with the real scheduler until leaping is possible again (True), or there is nothing more to do."""
         taken = 0
         while self.now_ps < until_ps and self.scheduler.unfinished:
-            if taken > HOLD_STEPS and self._can_leap():
+            if taken > HOLD_STEPS + len(self.scheduler.waiting) // 8 and self._can_leap():
                 self._take_back()
                 return True
             if not self._synchronous(until_ps):
@@ -467,7 +467,7 @@ class LeapReplica(StepReplica):
         """Whether the scheduler's state is one that leaping knows, with a margin of blocks so that it lasts."""
         scheduler = self.scheduler
         running = scheduler.running
-        if len(scheduler.pool.free) < len(running) or len(running) >= self.config.token_budget:
+        if 4 * len(scheduler.pool.free) < len(running) or len(running) >= self.config.token_budget:
             return False
         if any(request.output_tokens and request.computed != request.known_tokens - 1 for request in running):
             return False
