@@ -163,6 +163,16 @@ def test_rate_2x_doubles_the_count_and_keeps_the_rate_over_60_s(data, name):
     assert after.sum() == 2 * before.sum()
 
 
+@pytest.mark.data
+@pytest.mark.parametrize(("name", "slack"), [("code", 0.1), ("conv", 0.3)])
+def test_rate_2x_has_the_dispersion_of_twice_as_many_independent_users(data, name, slack):
+    draft = shape.draft_of(azure(data, name))
+    grown, _ = shape.rate(draft, 2.0, seed=1)
+    for width_ns in (S // 10, S, 10 * S, 60 * S):
+        expected = 1 + 2 * (idc(draft.arrival_ns, width_ns) - 1)
+        assert idc(grown.arrival_ns, width_ns) == pytest.approx(expected, rel=slack)
+
+
 @given(trace=traces(), factor=st.sampled_from([1.25, 1.5, 2.0, 3.0]), seed=st.integers(0, 5))
 def test_added_sessions_are_private_copies_inside_the_span(trace, factor, seed):
     draft = shape.draft_of(trace)

@@ -29,7 +29,7 @@ from traces.errors import TraceError
 from traces.seeded import UInt64s, session_keys, uniform
 from traces.units import show_ns
 
-JITTER_S = 5  # copies move by as many ranks of the arrival curve as come in this time on average
+JITTER_S = 5  # a copy moves within the distance in which as many arrive as come in this time on average
 MOST_ROWS = 200_000_000
 Int16s = npt.NDArray[np.int16]
 
@@ -250,8 +250,10 @@ def rate(draft: Draft, factor: float, seed: int) -> Step:
     """More or fewer arrivals with the same shape of the rate over time.
 
     Below 1 sessions are thinned. Above 1 sessions are copied: each whole multiple copies all, the fraction a drawn
-    share. A copy's first turn moves along the arrival curve by up to ±(arrivals that come in 5 s on average) ranks, so
-    it lands among its neighbours: near in a burst, far in a lull. Its later turns move with it.
+    share. A copy's first turn moves inside its neighbourhood, the distance in which as many requests arrive as come in
+    5 s on average: short in a burst, so that bursts stay, and long in steady traffic, so that a copy is no twin of its
+    original. Its later turns move with it. The dispersion comes near that of as many independent users whose rate
+    moves in the same way, 1 + factor·(IDC − 1).
 
     Raises:
         ShapeError: nothing would be left.
@@ -309,7 +311,7 @@ def spread(draft: Draft, rps: float, retimed: bool) -> Step:
 
 
 def jittered_copy(part: Draft, curve_ns: Int64s, number: int, seed: int) -> Draft:
-    """The `number`-th copy of some sessions, each moved along the arrival curve of the whole trace.
+    """The `number`-th copy of some sessions, each moved inside its neighbourhood in the whole trace.
 
     Args:
         part: rows of whole sessions.
@@ -332,20 +334,34 @@ def jittered_copy(part: Draft, curve_ns: Int64s, number: int, seed: int) -> Draf
 
 
 def _shifts(start_ns: Int64s, end_ns: Int64s, curve_ns: Int64s, draw: Floats) -> Int64s:
-    """How far each session moves: along the curve by up to `reach` ranks, reflected at its ends, inside the span."""
-    origin, last = int(curve_ns[0]), len(curve_ns) - 1
-    in_jitter = len(curve_ns) * JITTER_S * NS / max(int(curve_ns[-1]) - origin, 1)
-    reach = max(1.0, min(in_jitter, len(curve_ns) / 50))
+    """How far each session moves: up to ± its neighbourhood, reflected at the ends of the trace, inside its span."""
+    first, last = int(curve_ns[0]), int(curve_ns[-1])
     shift = np.empty(len(start_ns), dtype=np.int64)
     for block in warp.blocks(len(start_ns)):
         start = start_ns[block]
-        rank = np.searchsorted(curve_ns, start) + reach * (2 * draw[block] - 1)
-        rank = last - np.abs(last - np.abs(rank))
-        below_it = np.clip(rank.astype(np.int64), 0, max(last - 1, 0))
-        gap = curve_ns[np.minimum(below_it + 1, last)] - curve_ns[below_it]
-        moved = curve_ns[below_it] + np.rint((rank - below_it) * gap).astype(np.int64)
-        shift[block] = np.clip(moved - start, origin - start, curve_ns[-1] - end_ns[block])
+        moved = start + np.rint((2 * draw[block] - 1) * _neighbourhood(start, curve_ns)).astype(np.int64)
+        moved = last - np.abs(last - (first + np.abs(moved - first)))
+        shift[block] = np.clip(moved - start, first - start, last - end_ns[block])
     return shift
+
+
+def _neighbourhood(start_ns: Int64s, curve_ns: Int64s) -> Floats:
+    """Distance in which a time has as many arrivals before it, after it or around it as come in 5 s on average.
+
+    In a burst that is short, also at its edge; in a lull it is 5 s, or the mean gap where that is longer.
+    """
+    rows, span = len(curve_ns), max(int(curve_ns[-1] - curve_ns[0]), 1)
+    many = int(np.clip(round(rows * JITTER_S * NS / span), 2, max(rows // 50, 2)))
+    place = np.searchsorted(curve_ns, start_ns)
+    widest = float(max(JITTER_S * NS, span / rows))
+
+    def away(steps: int) -> Floats:
+        there = place + steps
+        inside = (there >= 0) & (there < rows)
+        return np.where(inside, np.abs(curve_ns[np.clip(there, 0, rows - 1)] - start_ns), widest)
+
+    around = np.maximum(away(-(many // 2)), away(many - many // 2))
+    return np.minimum(np.minimum(np.minimum(away(-many), away(many)), around), widest)
 
 
 def loop(draft: Draft, passes: int) -> Step:
