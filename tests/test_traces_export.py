@@ -105,12 +105,12 @@ def test_a_mistake_is_one_line_and_leaves_nothing(tmp_path, monkeypatch, args, p
     assert [item.name for item in tmp_path.iterdir()] == ["in.parquet"]
 
 
-def test_the_command_says_what_it_wrote(tmp_path):
+def test_the_command_says_what_it_wrote(tmp_path, capsys):
     path = trace(tmp_path, arrival_ns=[0], input_tokens=[4], output_tokens=[1])
-    result = CliRunner().invoke(export, [str(path), "-o", str(tmp_path / "out.jsonl")])
-    assert result.exit_code == 0
-    assert result.stdout == f"{tmp_path / 'out.jsonl'}\n"
-    assert result.stderr == "1 rows\n1 rows without blocks that make up 512 tokens: they share no prefix\n"
+    export.main([str(path), "-o", str(tmp_path / "out.jsonl")], standalone_mode=False)
+    out, err = capsys.readouterr()
+    assert out == f"{tmp_path / 'out.jsonl'}\n"
+    assert err == "1 rows\n1 rows without blocks that make up 512 tokens: they share no prefix\n"
 
 
 def test_an_import_of_an_export_keeps_every_nanosecond(tmp_path):

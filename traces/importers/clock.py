@@ -151,6 +151,8 @@ def decimal_ns(text: pa.Array, unit: str) -> Parsed:
 def iso_ns(text: pa.Array) -> Parsed:
     """ISO 8601 times to ns since 1970; without an offset they are UTC."""
     try:
+        if not _years_fit(text):
+            return each(text, one_iso_ns)
         zoned = pc.fill_null(pc.match_substring_regex(text, _ZONE_AFTER_TIME), fill_value=False)
         if not pc.any(zoned).as_py():
             stamps = pc.cast(text, pa.timestamp("ns"))
@@ -162,6 +164,12 @@ def iso_ns(text: pa.Array) -> Parsed:
         return Parsed(pc.fill_null(stamps.cast(pa.int64()), 0).to_numpy(zero_copy_only=False), _nulls(text))
     except pa.ArrowInvalid:
         return each(text, one_iso_ns)
+
+
+def _years_fit(text: pa.Array) -> bool:
+    """Whether all times lie where 64 bits of ns reach; older Arrows turn others over without a word."""
+    years = pc.min_max(pc.utf8_slice_codeunits(text, 0, 4)).as_py()
+    return years["min"] is not None and years["min"] >= "1678" and years["max"] <= "2261"
 
 
 _ZONE_AFTER_TIME = r":\d{2}(?:\.\d+)?" + _ZONE
