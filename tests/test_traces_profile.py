@@ -191,6 +191,8 @@ def test_in_flight_is_littles_law_on_what_the_trace_tells():
     assert found["n"] == 3
     assert found["max"] == 2
     assert found["mean"] == pytest.approx(8 / 12)
+    assert found["curve"]["levels"][0] == 1
+    assert max(found["curve"]["levels"]) == 2
     assert in_flight(columns_of([0, S])) is None
 
 

@@ -154,6 +154,7 @@ def in_flight(columns: Columns) -> dict[str, Any] | None:
     ends = np.sort(arrival + duration)
     moments = np.linspace(0, int(ends[-1] - arrival[0]), _SAMPLES).astype(np.int64) + arrival[0]
     level = np.searchsorted(arrival, moments, side="right") - np.searchsorted(ends, moments, side="right")
+    step = _SAMPLES // _MOST_BINS
     at_arrival = np.arange(1, len(arrival) + 1) - np.searchsorted(ends, arrival, side="right")
     return {
         "n": len(arrival),
@@ -161,6 +162,7 @@ def in_flight(columns: Columns) -> dict[str, Any] | None:
         "p50": float(np.percentile(level, 50)),
         "p99": float(np.percentile(level, 99)),
         "max": int(at_arrival.max()),
+        "curve": {"step_s": float(moments[step] - moments[0]) / NS, "levels": level[::step].tolist()},
     }
 
 

@@ -56,10 +56,10 @@ def page(profiles: dict[str, Profile], compared: list[str]) -> str:
     parts.append(_table(profiles))
     for name, profile in profiles.items():
         parts.append(_findings(name, profile, alone=len(profiles) == 1))
-    charts = [chart for chart in (_rate(profiles), _dispersion(profiles), _lengths(profiles)) if chart is not None]
-    parts.append(
-        '<div class="charts">' + "".join(_embedded(chart, number) for number, chart in enumerate(charts)) + "</div>"
-    )
+    timelines, others = (_rate(profiles), _in_flight(profiles)), (_dispersion(profiles), _lengths(profiles))
+    charts = [(chart, True) for chart in timelines] + [(chart, False) for chart in others]
+    drawn = [_embedded(chart, number, wide=wide) for number, (chart, wide) in enumerate(charts) if chart is not None]
+    parts.append(f'<div class="charts">{"".join(drawn)}</div>')
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{_text(title)}: traffic profile</title>'
         f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style>'
@@ -157,6 +157,25 @@ def _rate(profiles: dict[str, Profile]) -> go.Figure | None:
     return figure
 
 
+def _in_flight(profiles: dict[str, Profile]) -> go.Figure | None:
+    curves = {name: profile["in_flight"]["curve"] for name, profile in profiles.items() if profile.get("in_flight")}
+    if not curves:
+        return None
+    figure = _figure("Requests in flight", "trace time [s]", "requests")
+    for colour, (name, curve) in zip(COLOURS, curves.items(), strict=False):
+        figure.add_scatter(
+            x=[round(number * curve["step_s"], 3) for number in range(len(curve["levels"]))],
+            y=curve["levels"],
+            name=name,
+            mode="lines",
+            line={"width": 1.4, "color": colour},
+        )
+    figure.update_layout(showlegend=True)
+    figure.update_yaxes(rangemode="tozero")
+    figure.update_xaxes(rangemode="tozero")
+    return figure
+
+
 def _dispersion(profiles: dict[str, Profile]) -> go.Figure | None:
     lines = {name: profile.get("idc_curve") for name, profile in profiles.items()}
     if len(profiles) == 1:
@@ -207,7 +226,6 @@ def _lengths(profiles: dict[str, Profile]) -> go.Figure | None:
     return figure
 
 
-def _embedded(figure: go.Figure, number: int) -> str:
-    wide = " class=wide" if number == 0 else ""
+def _embedded(figure: go.Figure, number: int, *, wide: bool) -> str:
     chart = figure.to_html(full_html=False, include_plotlyjs=False, config=_CONFIG, div_id=f"chart{number}")
-    return f"<div{wide}>{chart}</div>"
+    return f"<div{' class=wide' if wide else ''}>{chart}</div>"

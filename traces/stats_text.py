@@ -98,7 +98,8 @@ def _arrivals(profile: Profile, width: int) -> Table | None:
         pairs.append(("autocorrelation", values))
     daily = profile.get("daily_rps")
     if daily:
-        pairs.append(("hours of a day", f"{sparkline(daily, 24)} busiest {daily.index(max(daily)):02d} h UTC"))
+        clock = " UTC" if profile.get("epoch") == "unix" else " of the trace's clock"
+        pairs.append(("hours of a day", f"{sparkline(daily, 24)} busiest {daily.index(max(daily)):02d} h{clock}"))
     offered, flight = profile.get("offered", {}), profile.get("in_flight")
     if offered:
         tokens = "; ".join(
@@ -109,7 +110,9 @@ def _arrivals(profile: Profile, width: int) -> Table | None:
         )
         pairs.append(("offered", tokens))
     if flight:
-        pairs.append(("in flight", f"mean {flight['mean']:.3g}, P99 {flight['p99']:.3g}, most {flight['max']}"))
+        line = sparkline([float(level) for level in flight["curve"]["levels"]], max(20, min(width - 22, 100)))
+        pairs.append(("in flight", line))
+        pairs.append(("", f"mean {flight['mean']:.3g}, P99 {flight['p99']:.3g}, most {flight['max']}"))
     return _facts(pairs)
 
 
