@@ -206,11 +206,6 @@ class EngineRequest:
         """Prompt and output tokens so far."""
         return self.prompt_tokens + self.output_tokens
 
-    @property
-    def is_prefilling(self) -> bool:
-        """Whether part of what it knows is still to be computed before the next token can come."""
-        return self.computed < self.known_tokens + self.placeholders - (1 if self.output_tokens else 0)
-
     def block_key(self, index: int, block_size: int) -> Hashable:
         """The prefix key of full block `index`: equal keys mean equal tokens up to the block's end."""
         keys = self._keys
@@ -601,6 +596,10 @@ class Scheduler:
         """Give a request the blocks for `tokens` more, or nothing at all."""
         config, pool = self.config, self.pool
         size = config.block_size
+        if tokens == 1 and not admission and request.computed % size:  # a decode within its last block
+            if (request.computed + 1) % size == 0:
+                self._hash_blocks(request, min(request.computed + 1, request.known_tokens))
+            return True
         free = len(pool.free)
         held = len(request.blocks) + len(hits)
         revived = pool.unreferenced(hits) if hits else 0
@@ -627,7 +626,8 @@ class Scheduler:
         size = self.config.block_size
         if not self.config.enable_prefix_caching:
             return
-        for index in range(request.hashed_blocks, tokens // size):
+        full = min(tokens // size, len(request.blocks))  # a prompt beyond max_model_len has fewer blocks than it fills
+        for index in range(request.hashed_blocks, full):
             self.pool.hold(request.blocks[index], request.block_key(index, size))
             request.hashed_blocks = index + 1
 
