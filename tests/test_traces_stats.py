@@ -78,6 +78,19 @@ def test_several_traces_are_compared_and_json_holds_them_by_name(path, tmp_path)
     assert "equally bursty" in found["comparison"][0]
 
 
+def test_traces_of_one_file_name_are_told_apart_by_their_paths(path, tmp_path):
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "day.parquet").write_bytes(path.read_bytes())
+    found = json.loads(run(path, tmp_path / "b" / "day.parquet", "--json").output)
+    assert list(found["traces"]) == [str(path), str(tmp_path / "b" / "day.parquet")]
+
+
+def test_a_trace_is_not_overwritten_by_a_page(path):
+    before = path.read_bytes()
+    assert "is no page" in run(path, "--html", "-o", path).exception.format_message()
+    assert path.read_bytes() == before
+
+
 def test_the_first_and_the_last_line_are_the_trace_in_a_sentence(path):
     lines = run(path).output.strip().splitlines()
     assert lines[0].startswith("900 requests in 120 s at 7.5 req/s")

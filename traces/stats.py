@@ -40,10 +40,16 @@ def stats(paths: tuple[str, ...], as_json: bool, as_html: bool, out: Path | None
 
     if out is not None and not as_html:
         raise click.UsageError("-o names the page of --html: write traces stats PATH --html -o page.html")
-    profiles = {name_of(path): profile_of(path) for path in paths}
-    if len(profiles) < len(paths):
-        raise click.UsageError("two paths have the same file name: copy one to another name to compare them")
+    if out is not None and out.exists() and out.suffix != ".html":
+        raise click.UsageError(f"{out} exists and is no page: name a new file with -o page.html")
+    profiles = {name: profile_of(path) for name, path in named(paths).items()}
     compared = _compared(profiles)
+    if as_html:
+        from traces.stats_page import page
+
+        target = out or Path(f"{next(iter(profiles))}.stats.html")
+        target.write_text(page(profiles, compared), encoding="utf-8")
+        click.echo(f"page written to {target}", err=True)
     if as_json:
         click.echo(msgspec.json.encode(_as_json(profiles, compared)).decode())
     else:
@@ -53,12 +59,6 @@ def stats(paths: tuple[str, ...], as_json: bool, as_html: bool, out: Path | None
             show(name, profile, titled=len(profiles) > 1)
         for line in compared or [findings.headline(next(iter(profiles.values())))]:
             click.echo(line)
-    if as_html:
-        from traces.stats_page import page
-
-        target = out or Path(f"{next(iter(profiles))}.stats.html")
-        target.write_text(page(profiles, compared), encoding="utf-8")
-        click.echo(f"page written to {target}", err=True)
 
 
 def _as_json(profiles: dict[str, dict[str, Any]], compared: list[str]) -> dict[str, Any]:
@@ -72,6 +72,12 @@ def _compared(profiles: dict[str, dict[str, Any]]) -> list[str]:
 
     (first, one), *others = profiles.items()
     return [line for name, other in others for line in comparison(first, one, name, other)]
+
+
+def named(paths: tuple[str, ...]) -> dict[str, str]:
+    """Name → path; a path is its own name where two files are called the same."""
+    names = [name_of(path) for path in paths]
+    return {name if names.count(name) == 1 else path: path for name, path in zip(names, paths, strict=True)}
 
 
 def name_of(path: str) -> str:

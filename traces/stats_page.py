@@ -6,6 +6,7 @@ Every linear axis starts at 0. Several traces share the charts, so they can be c
 from __future__ import annotations
 
 import html
+import math
 from typing import Any
 
 import plotly.graph_objects as go
@@ -198,7 +199,9 @@ def _dispersion(profiles: dict[str, Profile]) -> go.Figure | None:
         x=[min(widths), max(widths)], y=[1, 1], name="Poisson", mode="lines", line={"dash": "dot", "color": "#637083"}
     )
     figure.update_xaxes(type="log")
-    figure.update_yaxes(type="log")
+    seen = [point["idc"] for curve in drawn.values() for point in curve if point["idc"] > 0]
+    low, high = min([0.5, *seen]), max([2.0, *seen])  # a flat curve is shown flat
+    figure.update_yaxes(type="log", range=[math.log10(low / 1.1), math.log10(high * 1.1)])
     figure.update_layout(showlegend=True)
     return figure
 
