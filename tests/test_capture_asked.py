@@ -68,6 +68,14 @@ def test_only_full_blocks_have_a_hash_and_another_salt_gives_others():
     assert other.of(read({"prompt": "x" * 33}))[0] != PREFIXES.of(read({"prompt": "x" * 33}))[0]
 
 
+def test_a_block_is_told_by_all_that_comes_before_it():
+    one, other = (
+        PREFIXES.of(read({"prompt": "x" * 16 + "y" * 16}))[0],
+        PREFIXES.of(read({"prompt": "z" * 16 + "y" * 16}))[0],
+    )
+    assert one[1] != other[1]
+
+
 def test_tools_and_system_text_stand_before_the_messages():
     plain = read({"messages": [user("hello")]})
     with_tools = read({"tools": [{"name": "t"}], "system": "be kind", "messages": [user("hello")]})
@@ -118,6 +126,16 @@ def test_other_conversations_are_other_sessions():
     again = told.of(None, texts(user("a")), "r2", 4, 5)
     assert len({one[0], other[0], again[0]}) == 3
     assert [one[1], other[1], again[1]] == [0, 0, 0]
+
+
+def test_the_longest_earlier_conversation_is_the_one_that_goes_on():
+    told = sessions()
+    first = told.of(None, texts(user("a")), "r0", 0, 1)
+    told.of(None, texts(user("a"), reply("b"), user("c")), "r1", 2, 3)
+    another = told.of(None, texts(user("a")), "r2", 4, 5)
+    third = told.of(None, texts(user("a"), reply("b"), user("c"), reply("d"), user("e")), "r3", 6, 7)
+    assert third[:2] == (first[0], 2)
+    assert another[0] != first[0]
 
 
 def test_a_session_header_wins_and_only_its_hash_is_kept():

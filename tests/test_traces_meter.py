@@ -156,6 +156,7 @@ EMPTY_DELTAS = [
     ("by length, the limit known", [delta("a"), delta(""), delta("b", finish="length")], 3, 3),
     ("by length, the limit known and used up", [delta("a"), delta(""), delta("b", finish="length")], 2, 2),
     ("only the last is proven", [delta(""), delta(""), delta("b"), delta("", finish="length"), usage(2)], None, 2),
+    ("chunks of several tokens prove nothing", [delta("a"), delta(""), delta("b", finish="stop"), usage(5)], None, 2),
     ("a stop proves nothing", [delta("a"), delta("", finish="stop")], None, 1),
     ("usage counts the end token", [delta("a"), delta("", finish="stop"), usage(2)], None, 2),
     ("no content at all is no delta", [delta("a"), delta(finish="length"), usage(2)], None, 1),

@@ -22,6 +22,7 @@ def events(*pieces):
 CASES = [
     ("LF", b"data: a\n\ndata: b\n\n", [(None, b"a"), (None, b"b")]),
     ("CRLF", b"data: a\r\n\r\ndata: b\r\n\r\n", [(None, b"a"), (None, b"b")]),
+    ("CRLF, several data lines", b"data: a\r\ndata: b\r\n\r\n", [(None, b"a\nb")]),
     ("CR", b"data: a\r\rdata: b\r\r", [(None, b"a"), (None, b"b")]),
     ("mixed", b"data: a\r\n\ndata: b\n\r\n", [(None, b"a"), (None, b"b")]),
     ("a name", b"event: x\ndata: a\n\n", [("x", b"a")]),
