@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
+from replay.crew import Crew
 from replay.options import OfferOptions, SendOptions, make_offer, offer_options, send_options, span_text
+from replay.target import Refused, allowed, parse_target
 from traces.shell import EXIT_INTERRUPTED, EXIT_UNJUDGED
 
 if TYPE_CHECKING:
@@ -47,25 +49,26 @@ def replay(
     Exit: 0 pass, 1 an SLA failed, 2 usage, 3 invalid or inconclusive, 130 interrupted.
     """  # noqa: D301 - click's own mark: keep these lines
     check(offer, send, out)
-    offered = make_offer(offer)
     if dry_run:
-        _print_plan(offered, offer, as_json=as_json)
+        _print_plan(make_offer(offer), offer, as_json=as_json)
         return 0
-    from replay import preflight, session
-    from replay.run import Interrupted
-
     folder = out or Path("runs") / time.strftime("%Y%m%d-%H%M%S")
-    try:
-        with session.server(send, session.EngineOptions(**engine)) as target:
-            ran = run_once(offered, offer, send, target, folder)
-    except session.ClientBound as error:
-        click.echo(f"replay: {error}", err=True)
-        return EXIT_UNJUDGED
-    except preflight.Refused as error:
-        raise click.UsageError(str(error)) from error
-    except Interrupted:
-        click.echo(f"interrupted twice: left at once, what there is stands in {folder}", err=True)
-        return EXIT_INTERRUPTED
+    with Crew(send.workers or 1) as crew:  # they import while we do
+        from replay import session
+        from replay.run import Interrupted
+
+        offered = make_offer(offer)
+        try:
+            with session.server(send, session.EngineOptions(**engine)) as target:
+                ran = run_once(offered, offer, send, target, folder, crew=crew)
+        except session.ClientBound as error:
+            click.echo(f"replay: {error}", err=True)
+            return EXIT_UNJUDGED
+        except Refused as error:
+            raise click.UsageError(str(error)) from error
+        except Interrupted:
+            click.echo(f"interrupted twice: left at once, what there is stands in {folder}", err=True)
+            return EXIT_INTERRUPTED
     return _print_result(ran, as_json=as_json)
 
 
@@ -75,22 +78,22 @@ def check(offer: OfferOptions, send: SendOptions, out: Path | None) -> None:
     Raises:
         click.UsageError: with one clear line.
     """
-    from replay import preflight
-
     if out is not None and out.exists():
         raise click.UsageError(f"--out {out} exists: name a new folder, results are never overwritten")
     if send.concurrency is not None and offer.cap:
         raise click.UsageError("--cap and --concurrency exclude each other: users of a closed loop are capped already")
     if send.target is not None:
         try:
-            preflight.allowed(preflight.parse_target(send.target), send.allow_host)
+            allowed(parse_target(send.target), send.allow_host)
         except ValueError as error:
             raise click.BadParameter(str(error), param_hint="--target") from error
-        except preflight.Refused as error:
+        except Refused as error:
             raise click.UsageError(str(error)) from error
 
 
-def run_once(offered: Offered, offer: OfferOptions, send: SendOptions, target: Target, folder: Path) -> Ran:
+def run_once(
+    offered: Offered, offer: OfferOptions, send: SendOptions, target: Target, folder: Path, *, crew: Crew | None = None
+) -> Ran:
     """From the offer to the run's folder, with the live view on stderr and the page beside the result.
 
     Raises:
@@ -99,16 +102,16 @@ def run_once(offered: Offered, offer: OfferOptions, send: SendOptions, target: T
     """
     from replay import session
     from replay.live import LiveView
-    from replay.run import Crew
     from tenants.sentence import IMPLICIT
 
     rules = [*(rule for tenant in offered.tenants for rule in tenant.slas), *offered.rules, IMPLICIT]
-    with Crew(session.workers_for(offered.plan, send)) as crew:
-        ready = session.checked(offered, send, session.prepare(offered, send, target, seed=offer.seed), crew.workers)
-        _announce(offered, send, ready, crew.workers)
+    with crew or Crew(1) as workers:
+        workers.grow(session.workers_for(offered.plan, send))
+        ready = session.checked(offered, send, session.prepare(offered, send, target, seed=offer.seed), workers.workers)
+        _announce(offered, send, ready, workers.workers)
         folder.mkdir(parents=True)
         with LiveView(_title(offer, ready), rules) as view:
-            ran = session.perform(offered, send, ready, folder, crew, asked=offer, watch=view.update)
+            ran = session.perform(offered, send, ready, folder, workers, asked=offer, watch=view.update)
     draw(folder)
     return ran
 

@@ -16,15 +16,11 @@ import os
 import selectors
 import shutil
 import signal
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import IO, Self
 
 import msgspec
 import numpy as np
@@ -33,6 +29,7 @@ import pyarrow as pa
 from replay import plan as planning
 from replay import rows as rows_of
 from replay.counters import Counters
+from replay.crew import Crew
 from replay.plan import NONE, Plan
 from replay.snapshot import LiveSnapshot, snapshot
 from replay.worker import Job, Report
@@ -45,6 +42,8 @@ LEAD_NS = 30_000_000  # from the last `ready` to T0: time for the word `go` to a
 LOOK_S = 0.1
 SILENCE_S = 30.0  # a worker beats twenty times a second
 STOP_S = 15.0  # from the order to stop to the last row written
+
+__all__ = ["Crew", "Interrupted", "Result", "Watch", "merge", "run"]
 
 Watch = Callable[[LiveSnapshot], None]
 
@@ -71,87 +70,6 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
 class Interrupted(Exception):
     """A second interrupt: leave now."""
-
-
-class Crew:
-    """The worker processes of a run. Use as a context: whatever happens, none outlives it.
-
-    Args:
-        workers: how many.
-    """
-
-    def __init__(self, workers: int) -> None:
-        self.workers = workers
-        self._errors = [tempfile.TemporaryFile() for _ in range(workers)]  # noqa: SIM115 - closed with the crew
-        root = str(Path(__file__).resolve().parent.parent)
-        paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-        self._processes = [
-            subprocess.Popen(
-                [sys.executable, "-m", "replay.worker"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                env=environment,
-                start_new_session=True,  # the terminal's Ctrl-C is for the parent
-            )
-            for errors in self._errors
-        ]
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.kill()
-        for process, errors in zip(self._processes, self._errors, strict=True):
-            process.wait()
-            for pipe in (process.stdin, process.stdout):
-                if pipe is not None:
-                    with suppress(BrokenPipeError):
-                        pipe.close()
-            errors.close()
-
-    @property
-    def pids(self) -> list[int]:
-        """Process ids, by worker."""
-        return [process.pid for process in self._processes]
-
-    def order(self, worker: int, line: bytes) -> None:
-        """Write one line to a worker; a dead one is noticed elsewhere."""
-        with suppress(BrokenPipeError):
-            pipe = _pipe(self._processes[worker].stdin)
-            pipe.write(line + b"\n")
-            pipe.flush()
-
-    def alive(self, worker: int) -> bool:
-        """Whether the process still runs."""
-        return self._processes[worker].poll() is None
-
-    def output(self, worker: int) -> IO[bytes]:
-        """The worker's words."""
-        return _pipe(self._processes[worker].stdout)
-
-    def kill(self, worker: int | None = None) -> None:
-        """End one worker or all, now."""
-        for index, process in enumerate(self._processes):
-            if worker in {None, index} and process.poll() is None:
-                process.kill()
-
-    def epitaph(self, worker: int) -> str:
-        """How a worker ended: its signal or exit code and the last line it wrote on stderr."""
-        process, errors = self._processes[worker], self._errors[worker]
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(1.0)
-        errors.seek(0)
-        lines = errors.read().decode(errors="replace").strip().splitlines()
-        code = process.returncode
-        how = f"killed by signal {-code}" if code is not None and code < 0 else f"exit code {code}"
-        return f"worker {worker} ended early ({how}{': ' + lines[-1][:200] if lines else ''})"
-
-
-def _pipe(stream: IO[bytes] | None) -> IO[bytes]:
-    assert stream is not None
-    return stream
 
 
 def run(
