@@ -339,11 +339,13 @@ def apply_to_file(
 
 @click.command(short_help="change a trace and say what was achieved")
 @click.argument("source", metavar="TRACE")
-@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="The Parquet file to write.")
+@click.option(
+    "-o", "--out", required=True, type=click.Path(dir_okay=False, path_type=Path), help="The Parquet file to write."
+)
 @click.option("--seed", default=0, show_default=True, help="Every draw follows from it.")
 @click.option("--json", "as_json", is_flag=True, help="Planned and achieved as JSON on stdout.")
 @shape_options
-def shape(source: str, output: Path, seed: int, as_json: bool, shape: ShapeOptions) -> None:
+def shape(source: str, out: Path, seed: int, as_json: bool, shape: ShapeOptions) -> None:
     """Change TRACE and say what was planned and what was achieved.
 
     Steps are done in this order, whatever the order of the options: merge, window, tenant, sample, lengths, rate, loop,
@@ -355,12 +357,12 @@ def shape(source: str, output: Path, seed: int, as_json: bool, shape: ShapeOptio
     """  # noqa: D301 - click's own mark: keep these lines
     if not shape.any():
         raise click.UsageError("nothing to do: give at least one of --speed 2x, --burst 2x, --rate 2x, --window 0s:60s")
-    if output.exists():
-        raise click.UsageError(f"{output} exists: name a new file with -o")
-    rows, reports = apply_to_file(source, output, shape, seed=seed)
+    if out.exists():
+        raise click.UsageError(f"{out} exists: name a new file with -o")
+    rows, reports = apply_to_file(source, out, shape, seed=seed)
     if as_json:
-        click.echo(msgspec.json.encode({"rows": rows, "output": str(output), "steps": reports}).decode())
+        click.echo(msgspec.json.encode({"rows": rows, "out": str(out), "steps": reports}).decode())
         return
     for report in reports:
         click.echo(report.line())
-    click.echo(f"{rows:,} requests written to {output}")
+    click.echo(f"{rows:,} requests written to {out}")
