@@ -4,6 +4,7 @@ A designed set of requests, each alone on the engine or in a batch of its own:
 
     prefills   one request at a time, prompts of rising length, one token out: the time to the first token
     decodes    B requests at once with prompts of C tokens each; once all decode, the time between tokens of each stream
+    mixed      a prompt sent while B decode: the gap that its step tears into their streams
 
 Prompts are random token ids, so that nothing is found in a prefix cache; the lengths of answers are forced. The engine
 must serve nobody else meanwhile. A prompt longer than the engine's token budget takes several steps: keep `--prompts`
@@ -63,7 +64,6 @@ COUNTS = parsed("n,n,...", parse_counts)
 @click.option(
     "--repeats", type=click.IntRange(1), default=3, show_default=True, help="Readings of a length; the median counts."
 )
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
 @click.option("--allow-host", multiple=True, metavar="HOST", help="A host other than this machine that may be sent to.")
 @click.option("--api-key-env", default="OPENAI_API_KEY", metavar="VAR", show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON and nothing else.")
@@ -105,15 +105,14 @@ class _Failed(Exception):
 
 
 async def _observe(target: Target, model: str, server: Server, options: dict[str, Any]) -> list[Observation]:
-    """All readings, prefills first; of a prompt's repeats the median, for what disturbs one only ever adds to it."""
+    """All readings; of repeats the median, for what disturbs one only ever adds to it."""
     import aiohttp
 
     limit = server.max_model_len or 1 << 30
     tokens = options["tokens"]
     prompts = [length for length in options["prompts"] if length + 2 <= limit]
     contexts = [length for length in options["contexts"] if length + 2 * tokens + 64 <= limit]
-    source = random.Random(options["seed"])  # lengths do not depend on it, contents must differ from run to run
-    source.seed(f"{options['seed']} {time.time_ns()}")
+    source = random.Random(time.time_ns())  # contents must differ from run to run, or a prefix cache would know them
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=300)
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(
@@ -124,12 +123,18 @@ async def _observe(target: Target, model: str, server: Server, options: dict[str
         readings = []
         for length in prompts:
             seen = [await _prefill(client, length) for _ in range(options["repeats"])]
-            readings.append(sorted(seen)[(len(seen) - 1) // 2])
+            readings.append(sorted(seen, key=lambda reading: reading.seen_ms)[(len(seen) - 1) // 2])
             click.echo(f"prefill of {length} tokens: {readings[-1].seen_ms:.1f} ms", err=True)
         for rows in options["batches"]:
             for context in contexts:
                 readings.append(await _decode(client, rows, context, tokens))
                 click.echo(f"{rows} decodes at {context}: {readings[-1].seen_ms:.2f} ms a token", err=True)
+        for rows, context, length in _mixtures(options, prompts, contexts):
+            tried = [await _mixed(client, rows, context, length) for _ in range(options["repeats"])]
+            found = sorted((reading for reading in tried if reading is not None), key=lambda reading: reading.seen_ms)
+            readings += found[(len(found) - 1) // 2 : (len(found) + 1) // 2]
+            said = f"{readings[-1].seen_ms:.1f} ms" if found else "no reading, the decodes ended before"
+            click.echo(f"prompt of {length} among {rows} decodes at {context}: {said}", err=True)
     return readings
 
 
@@ -139,8 +144,14 @@ class _Client:
     def __init__(self, session: aiohttp.ClientSession, base: str, model: str, source: random.Random) -> None:
         self.session, self.base, self.model, self.source = session, base, model, source
 
-    async def ask(self, prompt_tokens: int, output_tokens: int) -> list[int]:
-        """Arrival of every token, in ns from the moment of sending. Raises _Failed."""
+    async def ask(self, prompt_tokens: int, output_tokens: int, seen: list[int] | None = None) -> list[int]:
+        """Arrival of every token, in ns from the moment of sending. Raises _Failed.
+
+        Args:
+            prompt_tokens: random token ids.
+            output_tokens: exactly so many.
+            seen: a list to fill as tokens come, for who wants to look while it runs.
+        """
         import aiohttp
 
         body = {
@@ -153,7 +164,7 @@ class _Client:
             "stream": True,
         }
         encoded = json.dumps(body).encode()
-        times: list[int] = []
+        times: list[int] = [] if seen is None else seen
         start = time.perf_counter_ns()
         try:
             async with self.session.post(
@@ -223,13 +234,61 @@ async def _decode(client: _Client, rows: int, context: int, tokens: int) -> Obse
             grown += context + (inside[0] + inside[-1]) / 2
     if measured < rows:
         raise _Failed(f"{rows} requests never decoded together: the engine has fewer slots, or give more --tokens")
-    return Observation(rows, rows, grown, statistics.median(steps) / NS_PER_MS)
+    return Observation(0, rows, grown, statistics.median(steps) / NS_PER_MS)
+
+
+def _mixtures(options: dict[str, Any], prompts: list[int], contexts: list[int]) -> list[tuple[int, int, int]]:
+    """(rows, context, prompt) of the mixed readings: the largest batch, two contexts, two prompt lengths."""
+    rows = [count for count in options["batches"] if count > 1][-1:]
+    lengths = prompts[len(prompts) // 2 :: 2][:2]
+    ends = list(dict.fromkeys([contexts[0], contexts[-1]])) if contexts else []
+    return [(count, context, length) for count in rows for context in ends for length in lengths]
+
+
+async def _mixed(client: _Client, rows: int, context: int, length: int) -> Observation | None:
+    """The step that holds a prompt while `rows` decode: the gap in their streams that ends with its first token.
+
+    None when a stream ended before the prompt came.
+    """
+    import asyncio
+    import statistics
+
+    from replay.engine.fitting import Observation
+
+    begun = time.perf_counter_ns()
+    streams: list[list[int]] = [[] for _ in range(rows)]
+    asked = 40 + 2 * (rows * context // 2048 + rows // 4)
+    starts = []
+
+    async def one(times: list[int]) -> None:
+        starts.append(time.perf_counter_ns() - begun)
+        await client.ask(context, asked, times)
+
+    tasks = [asyncio.ensure_future(one(times)) for times in streams]
+    try:
+        while min(len(times) for times in streams) < 8 and not all(task.done() for task in tasks):  # noqa: ASYNC110
+            await asyncio.sleep(0.002)  # the streams fill meanwhile
+        sent = time.perf_counter_ns() - begun
+        first = sent + (await client.ask(length, 1))[0]
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+    gaps, grown = [], 0.0
+    for start, times in zip(starts, streams, strict=True):
+        nearest = min(range(len(times)), key=lambda index: abs(start + times[index] - first))
+        if nearest == 0 or nearest == len(times) - 1:
+            return None
+        gaps.append(max(times[i] - times[i - 1] for i in (nearest, nearest + 1)))
+        grown += context + nearest
+    return Observation(length, rows, grown, statistics.median(gaps) / NS_PER_MS)
 
 
 def profile_text(fitted: Fitted, target: Target, model: str, server: Server) -> str:
     """The profile as TOML."""
     values = ", ".join(
-        f"{name} = {getattr(fitted.model, name):.6g}" for name in ("w_ms", "u_ms", "g0_ms", "g_ms", "k_ms", "a_ms")
+        f"{name} = {getattr(fitted.model, name):.6g}"
+        for name in ("w_ms", "u_ms", "g0_ms", "g_ms", "k_ms", "dm_ms", "km_ms", "a_ms")
     )
     day = time.strftime("%Y-%m-%d", time.gmtime())
     said = {
@@ -264,11 +323,13 @@ def _print(fitted: Fitted, readings: list[Observation], out: Path, *, as_json: b
     if as_json:
         click.echo(json.dumps({"profile": str(out), "fit": msgspec.to_builtins(fitted), "readings": rows}))
         return
-    click.echo(f"{'reading':32}{'seen':>12}{'fitted':>12}{'error':>9}")
+    click.echo(f"{'reading':42}{'seen':>12}{'fitted':>12}{'error':>9}")
     for row in rows:
-        what = f"{row['rows']} decodes, context {row['context']:.0f}" if row["rows"] else f"prefill of {row['tokens']}"
+        decodes = f"{row['rows']} decodes, context {row['context']:.0f}" if row["rows"] else ""
+        prefill = f"prefill of {row['prefill']}" if row["prefill"] else ""
+        what = " + ".join(part for part in (prefill, decodes) if part)
         error = row["fitted_ms"] / row["seen_ms"] - 1
-        click.echo(f"{what:32}{row['seen_ms']:9.2f} ms{row['fitted_ms']:9.2f} ms{error:+9.1%}")
+        click.echo(f"{what:42}{row['seen_ms']:9.2f} ms{row['fitted_ms']:9.2f} ms{error:+9.1%}")
     click.echo(f"error: {error_text(fitted)}; the API adds {fitted.api_ms:.1f} ms to a first token")
     click.echo(f"profile written to {out}; use it with --profile {out} or --profile-file {out}")
 

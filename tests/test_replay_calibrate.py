@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from click.testing import CliRunner
@@ -27,9 +28,9 @@ def test_the_embedded_engines_own_profile_comes_back_as_a_file_that_loads(url, t
     result = CliRunner().invoke(command.calibrate, asked, standalone_mode=False)
     assert result.exception is None
     said = json.loads(result.stdout)
-    assert len(said["readings"]) == 8
+    assert len(said["readings"]) == said["fit"]["observations"] >= 8
     profile, truth = load_profile(str(out)), load_profile("llama3-8b-a100-80")
-    assert profile.provenance == "fitted from 8 readings of a live engine"
+    assert re.fullmatch(r"fitted from \d+ readings of a live engine", profile.provenance)
     assert "median" in profile.error
     assert profile.served_model == truth.served_model
     for load in ((1, 1, 100, 0.0, 1), (1024, 0, 0, 1024 * 512, 1)):  # wide: the machine may be busy

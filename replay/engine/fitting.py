@@ -1,7 +1,8 @@
-"""Fit the step-time model to what was seen from outside: times of single prefills and of steady decoding.
+"""Fit the step-time model to what was seen from outside: prefills, steady decoding, and a prefill among decodes.
 
-    prefill of N tokens, alone:      seen = c + t(N) + a·N²/2                c: what the API adds before the first token
+    prefill of P tokens, alone:      seen = c + t(P) + a·P²/2                c: what the API adds before the first token
     decode of B rows, context S:     seen = t(B) + k·S                       t(N) = max(w + u·N, g0 + g·N)
+    both in one step:                seen = t(B + P) + dm + km·S + a·P²/2    without such readings: dm = 0, km = k
 
 From outside a step's fixed costs cannot be told apart: w holds them all (t0, the bases of attention and sampling). The
 fit minimises relative errors, softly (one slow reading does not bend it); every coefficient is at least 0.
@@ -23,12 +24,25 @@ Floats = npt.NDArray[np.float64]
 
 
 class Observation(NamedTuple):
-    """One reading. `rows` 0: a prefill of `tokens` up to its first token; else `rows` decodes with `context` in all."""
+    """One reading: `prefill` tokens alone up to the first token (`rows` 0), or one step of `rows` decodes.
 
-    tokens: int
+    Decodes have `context` tokens in all; `prefill` counts the prompt tokens in the same step.
+    """
+
+    prefill: int
     rows: int
     context: float
     seen_ms: float
+
+    @property
+    def tokens(self) -> int:
+        """All tokens of the step."""
+        return self.prefill + self.rows
+
+    @property
+    def kind(self) -> str:
+        """`prefill`, `decode` or `mixed`."""
+        return "prefill" if not self.rows else "mixed" if self.prefill else "decode"
 
 
 class Fitted(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,7 +62,7 @@ class Fitted(msgspec.Struct, frozen=True, kw_only=True):
     kept_out_p50: float
 
 
-NAMES = ("api_ms", "w_ms", "u_ms", "k_ms", "g0_ms", "g_ms", "a_ms")
+NAMES = ("api_ms", "w_ms", "u_ms", "k_ms", "g0_ms", "g_ms", "a_ms", "dm_ms", "km_ms")
 
 
 def fit(observations: Sequence[Observation]) -> Fitted:
@@ -57,11 +71,13 @@ def fit(observations: Sequence[Observation]) -> Fitted:
     Raises:
         ValueError: fewer than 8 readings, or only one kind of them.
     """
-    prefills = sum(1 for seen in observations if not seen.rows)
-    if len(observations) < 8 or not 3 <= prefills <= len(observations) - 3:
+    kinds = [seen.kind for seen in observations]
+    if len(observations) < 8 or min(kinds.count("prefill"), kinds.count("decode")) < 3:
         raise ValueError("too few readings: at least 8 are needed, 3 of prefills and 3 of decodes among them")
     found = _solve(observations)
     errors = np.abs(_errors(found, observations))
+    if "mixed" not in kinds:
+        found[NAMES.index("dm_ms")], found[NAMES.index("km_ms")] = 0.0, found[NAMES.index("k_ms")]
     kept_out = [seen for index, seen in enumerate(observations) if index % 4 == 2]
     others = [seen for index, seen in enumerate(observations) if index % 4 != 2]
     apart = np.abs(_errors(_solve(others), kept_out))
@@ -83,20 +99,21 @@ def predicted_ms(fitted: Fitted, seen: Observation) -> float:
 
 
 def _vector(fitted: Fitted) -> Floats:
-    return np.array([fitted.api_ms, *(getattr(fitted.model, name) for name in NAMES[1:])])
+    return np.array([fitted.api_ms, *(getattr(fitted.model, name) or 0.0 for name in NAMES[1:])])
 
 
-def _columns(observations: Sequence[Observation]) -> tuple[Floats, ...]:
-    rows = np.array([seen.rows for seen in observations], dtype=float)
-    tokens = np.array([seen.tokens for seen in observations], dtype=float)
-    context = np.array([seen.context for seen in observations], dtype=float)
-    return tokens, rows, context
+def _columns(observations: Sequence[Observation]) -> tuple[Floats, Floats, Floats]:
+    columns = np.array([seen[:3] for seen in observations], dtype=float).T
+    prefill, rows, context = columns
+    return prefill, rows, context
 
 
-def _predict(x: Floats, tokens: Floats, rows: Floats, context: Floats) -> Floats:
-    api, w, u, k, g0, g, a = x
+def _predict(x: Floats, prefill: Floats, rows: Floats, context: Floats) -> Floats:
+    api, w, u, k, g0, g, a, dm, km = x
+    tokens = prefill + rows
     linear = np.maximum(w + u * tokens, g0 + g * tokens)
-    total: Floats = linear + np.where(rows > 0, k * context, api + a * tokens * tokens / 2)
+    decoding = np.where(rows == 0, api, np.where(prefill == 0, k * context, dm + km * context))
+    total: Floats = linear + decoding + a * prefill * prefill / 2
     return total
 
 
@@ -112,18 +129,20 @@ def _solve(observations: Sequence[Observation]) -> Floats:
     Steady decoding is read to within a percent, a first token with all that a network adds: the second time each kind
     of reading weighs by how well the first solution explains it.
     """
-    tokens, rows, _ = _columns(observations)
+    prefill, rows, _ = _columns(observations)
     seen = np.array([reading.seen_ms for reading in observations])
-    is_decode = rows > 0
-    floor = seen[is_decode].min()
-    largest = int(np.argmax(np.where(is_decode, 0, tokens)))
-    slope = seen[largest] / tokens[largest]
-    scale = np.array([floor, floor, slope, floor / 1e4, floor, slope, slope / tokens[largest]]) + 1e-12
+    floor = seen[(rows > 0) & (prefill == 0)].min()
+    largest = int(np.argmax(np.where(rows > 0, 0, prefill)))
+    slope = seen[largest] / prefill[largest]
+    per_context = floor / 1e4
+    scale = np.array([floor, floor, slope, per_context, floor, slope, slope / prefill[largest], floor, per_context])
     weights = np.ones(len(observations))
     found = _best(observations, scale, weights)
     spread = np.abs(_errors(found, observations))
-    for kind in (is_decode, ~is_decode):
-        weights[kind] = 0.01 / max(0.003, float(np.median(spread[kind])))
+    for kind in ("prefill", "decode", "mixed"):
+        of_kind = np.array([reading.kind == kind for reading in observations])
+        if of_kind.any():
+            weights[of_kind] = 0.01 / max(0.003, float(np.median(spread[of_kind])))
     return _best(observations, scale, weights)
 
 
@@ -131,7 +150,7 @@ def _best(observations: Sequence[Observation], scale: Floats, weights: Floats) -
     """The best of the solutions found from several starts."""
     best = None
     for u, g0, g in ((0.1, 0.0, 0.9), (0.3, 0.5, 0.7), (1.0, 0.0, 1.0)):
-        start = np.array([0.05, 0.9, u, 0.1, g0, g, 0.1])
+        start = np.array([0.05, 0.9, u, 0.1, g0, g, 0.1, 0.02, 0.1])
         solved = least_squares(
             lambda x: weights * _errors(x * scale, observations),
             start,
