@@ -1,6 +1,6 @@
 """What the sender can do, beside two minimal clients on the same server in the same minutes.
 
-    python benchmarks/sender.py [--short] [--only closed,fixed,start,long] [--write docs/benchmarks.md]
+    python benchmarks/sender.py [--short] [--only closed,fixed,speed,start] [--write docs/benchmarks.md]
 
 The ground-truth server has one core, the client the other. Every figure of ours is the default command's
 (`replay TRACE --target URL`), its Parquet and its report included; the self-check and the probe are left out where the
@@ -87,13 +87,20 @@ def minimal(kind: str, server: Truth, folder: Path, *how: object) -> Ran:
 
 
 def ours(
-    server: Truth, folder: Path, count: int, tokens: int, *, rate: float | None = None, options: tuple[str, ...] = ()
+    server: Truth,
+    folder: Path,
+    count: int,
+    tokens: int,
+    *,
+    rate: float | None = None,
+    arrival_ns: Array | None = None,
+    options: tuple[str, ...] = (),
 ) -> Ran:
     """The default command: all at once for a closed loop, else at a fixed rate."""
     trace, out = folder / "trace.parquet", folder / "run"
     shutil.rmtree(out, ignore_errors=True)
-    write_trace(trace, count, tokens, rate or 1e6)
-    if rate is None:
+    write_trace(trace, count, tokens, rate or 1e6, arrival_ns)
+    if rate is None and arrival_ns is None:
         options = ("--concurrency", str(IN_FLIGHT), *options)
     ran = spend(
         [
@@ -119,17 +126,18 @@ def ours(
     order = np.argsort([int(text) for text in rows.column("request_id").to_pylist()])
     ran.sent_ns = begin_ns + columns["sent_ns"][order]
     ran.first_ns = ran.sent_ns + columns["first_token_ns"][order]
-    ran.due_ns = begin_ns + columns["due_ns"][order] if rate else ran.sent_ns
+    ran.due_ns = ran.sent_ns if "--concurrency" in options else begin_ns + columns["due_ns"][order]
     chunks = rows.column("chunk_ns").to_pylist()
     ran.gaps_ns = [np.diff(np.array(chunks[index], dtype=np.int64)) for index in order]
     return ran
 
 
-def write_trace(path: Path, count: int, tokens: int, rate: float) -> None:
-    """Even arrivals, one length."""
+def write_trace(path: Path, count: int, tokens: int, rate: float, arrival_ns: Array | None = None) -> None:
+    """Even arrivals unless they are given, one length."""
+    even_ns = np.round(np.arange(count) * 1e9 / rate).astype(np.int64)
     columns: dict[str, object] = {
         "request_id": [f"{index:08d}" for index in range(count)],
-        "arrival_ns": np.round(np.arange(count) * 1e9 / rate).astype(np.int64),
+        "arrival_ns": even_ns if arrival_ns is None else arrival_ns,
         "endpoint": ["chat"] * count,
         "stream": [True] * count,
         "input_tokens": np.full(count, INPUT_TOKENS, dtype=np.int32),
@@ -178,11 +186,11 @@ def closed_loop(
 
 
 def fixed_rates(
-    server: Truth, folder: Path, *, rounds: int, short: bool
+    server: Truth, folder: Path, rates: tuple[int, ...], *, rounds: int, short: bool
 ) -> dict[int, dict[str, list[dict[str, float]]]]:
     """Lateness at the server and added TTFT on a fixed schedule."""
     found: dict[int, dict[str, list[dict[str, float]]]] = {}
-    for rate in RATES:
+    for rate in rates:
         count = int(max(rate * (3 if short else 8), 150))
         found[rate] = {"minimal protocol": [], "minimal aiohttp": [], "replay": []}
         for _ in range(rounds):
@@ -222,6 +230,27 @@ def judge(ran: Ran, log: Log, count: int) -> dict[str, float]:
         "cpu": ran.cpu_s / count * 1000,
         "exit": ran.document["exit"],
     }
+
+
+def at_speed(server: Truth, folder: Path, *, short: bool) -> str:
+    """Ten minutes of a random trace at `--speed 7.3x`: lateness, and whether it grows with the index."""
+    from scipy.stats import spearmanr
+
+    seconds, rate = (60 if short else 600), 30
+    gaps = np.random.default_rng(7).exponential(1e9 / rate, seconds * rate)
+    server.set(ttft_ms=TTFT_MS, itl_ms=ITL_MS)
+    arrival_ns = np.cumsum(gaps).astype(np.int64)
+    ran = ours(server, folder, len(gaps), TOKENS, arrival_ns=arrival_ns, options=("--speed", "7.3x"))
+    late_ms = (ran.sent_ns - ran.due_ns) / 1e6
+    index = np.arange(len(late_ms))
+    slope = np.polyfit(index, late_ms, 1)[0] * len(index)
+    memory = max(worker["peak_rss_mb"] for worker in ran.document["workers"])
+    return (
+        f"{seconds // 60} min of trace at `--speed 7.3x` ({len(index):,} requests in {seconds / 7.3:.0f} s): lateness "
+        f"{np.quantile(late_ms, 0.5):.2f} ms P50, {np.quantile(late_ms, 0.99):.2f} ms P99; trend over the whole run "
+        f"{slope:+.3f} ms (rank correlation with the index {spearmanr(index, late_ms).statistic:+.3f}); "
+        f"peak memory of the sender {memory:.0f} MB."
+    )
 
 
 def start_up(server: Truth, folder: Path) -> dict[str, float]:
@@ -324,7 +353,8 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--short", action="store_true", help="a tenth of the work, one round")
     options.add_argument("--rounds", type=int, help="alternations (default 5, short: 1)")
-    options.add_argument("--only", default="closed,fixed,start", help="parts, with commas")
+    options.add_argument("--only", default="closed,fixed,speed,start", help="parts, with commas")
+    options.add_argument("--rates", help="requests per second of the fixed schedules, with commas")
     options.add_argument("--write", type=Path, help="put the tables between the marks of this file")
     asked = options.parse_args()
     rounds = asked.rounds or (1 if asked.short else 5)
@@ -335,10 +365,13 @@ def main() -> None:
             found = closed_loop(server, folder, rounds=rounds, short=asked.short)
             parts += [f"Closed loop, {IN_FLIGHT} in flight, median of {rounds}:", closed_table(found)]
         if "fixed" in asked.only:
-            found = fixed_rates(server, folder, rounds=rounds, short=asked.short)
+            rates = tuple(int(rate) for rate in asked.rates.split(",")) if asked.rates else RATES
+            found = fixed_rates(server, folder, rates, rounds=rounds, short=asked.short)
             what = f"{TOKENS} tokens, first after {TTFT_MS} ms, then one each {ITL_MS} ms, median of {rounds}"
             parts += [f"Lateness at the server, ms P50 / P99 ({what}):", fixed_table(found, "late")]
             parts += [f"TTFT added to the truth, ms P50 / P99 ({what}):", fixed_table(found, "added"), gap_line(found)]
+        if "speed" in asked.only:
+            parts.append(at_speed(server, folder, short=asked.short))
         if "start" in asked.only:
             times = ", ".join(f"{name}: {value:.2f} s" for name, value in start_up(server, folder).items())
             parts.append(f"From command to first request, 10,000 rows: {times}.")
