@@ -233,6 +233,20 @@ def test_more_replicas_finish_sooner():
     assert ends[0] > 1.9 * ends[1] > 3.6 * ends[2]
 
 
+PREFIXED_ROW = st.tuples(ROW, st.lists(st.integers(0, 2), min_size=4, max_size=4))
+
+
+@settings(max_examples=60, deadline=None)
+@given(rows=st.lists(PREFIXED_ROW, min_size=1, max_size=25), config=CONFIG)
+def test_skipping_and_stepping_agree_where_prompts_share_prefixes(rows, config):
+    chains = [[hash(tuple(path[: depth + 1])) for depth in range(len(path))] for _, path in rows]
+    work = workload([row for row, _ in rows], prefixes=chains, prefix_block_size=8)
+    skipping = virtual.simulate(work, config, MODEL)
+    stepping = virtual.simulate(work, config, MODEL, stepwise=True)
+    for name in COLUMNS:
+        np.testing.assert_array_equal(getattr(skipping, name), getattr(stepping, name), err_msg=name)
+
+
 def test_equal_prefix_hashes_are_computed_once():
     work = workload(
         [(0, 33, 1, 0, 0), (100, 33, 1, 0, 0), (200, 33, 1, 0, 0)],
