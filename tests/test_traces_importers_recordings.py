@@ -206,6 +206,27 @@ def test_litellm_says_stream_only_where_the_first_token_came_before_the_end(tmp_
     assert (found["stream"], found["first_token_ns"], found["end_ns"]) == (None, None, 2 * 10**9)
 
 
+@pytest.mark.parametrize(
+    ("call_type", "endpoint"),
+    [
+        ("acompletion", "chat"),
+        ("atext_completion", "completions"),
+        ("aresponses", "responses"),
+        ("aembedding", "embeddings"),
+        ("anthropic_messages", "messages"),
+        ("arerank", "rerank"),
+        ("aimage_generation", "other"),
+        ("", None),
+        (None, None),
+    ],
+)
+def test_litellm_call_types_are_endpoints(tmp_path, call_type, endpoint):
+    row = {"startTime": "2024-05-10T00:00:00Z", "prompt_tokens": 1, "completion_tokens": 1, "call_type": call_type}
+    path = tmp_path / "in.jsonl"
+    path.write_text(json.dumps(row))
+    assert table("litellm", path)["endpoint"].to_pylist() == [endpoint]
+
+
 def test_requests_to_no_llm_are_kept_and_counted(tmp_path):
     shop = b"GET /cart HTTP/1.1\r\nHost: x\r\n\r\n"
     intake = import_file(

@@ -90,7 +90,7 @@ def _row(intake: Intake, number: int, row: Row) -> tuple[object, ...] | None:
         row.team_id or None,
         start,
         row.model or None,
-        next((endpoint for word, endpoint in _ENDPOINTS if word in (row.call_type or "")), "other"),
+        _endpoint(row.call_type),
         True if streamed else None,
         row.prompt_tokens,
         row.completion_tokens,
@@ -101,6 +101,10 @@ def _row(intake: Intake, number: int, row: Row) -> tuple[object, ...] | None:
         "http_error" if failed else None,
         _error(row.metadata) if failed else None,
     )
+
+
+def _endpoint(call_type: str | None) -> str | None:
+    return next((endpoint for word, endpoint in _ENDPOINTS if word in call_type), "other") if call_type else None
 
 
 def _cached(metadata: Any) -> int | None:
