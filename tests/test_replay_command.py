@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from replay.engine import child
 from tests.faulty_server import Do, faulty, good
-from traces import parquet
+from traces import parquet, shell
 from traces.record import Metadata, table
 
 MS = 1_000_000
@@ -56,15 +56,24 @@ def program(*arguments, **options):
     )
 
 
-def refused(*arguments):
+def refused(monkeypatch, capsys, *arguments):
     """The one line on stderr of a refusal; asserts exit 2 and no traceback."""
-    with program(*arguments) as process:
-        out, err = process.communicate(timeout=60)
-    assert process.returncode == 2, err
-    assert out == ""
+    from replay.command import replay
+
+    monkeypatch.setattr(sys, "argv", ["replay", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        shell.run(replay, "replay")
+    out, err = capsys.readouterr()
+    assert (ended.value.code, out) == (2, ""), err
     assert "Traceback" not in err
     assert len(err.strip().splitlines()) == 1, err
     return err
+
+
+@pytest.fixture
+def meta_path(monkeypatch):
+    """What a program does to its imports is undone after the test."""
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
 
 
 @pytest.fixture(scope="module")
@@ -101,12 +110,20 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_a_mistake_is_one_clear_line_and_exit_2(case, tagged, engine, tmp_path):
+def test_a_mistake_is_one_clear_line_and_exit_2(case, tagged, engine, tmp_path, monkeypatch, capsys, meta_path):
     csv = tmp_path / "conv.csv"
     csv.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n")
     arguments, wanted = WRONG[case]
     places = {"csv": csv, "trace": tagged, "engine": engine, "folder": tmp_path}
-    assert wanted in refused(*(argument.format(**places) for argument in arguments))
+    found = refused(monkeypatch, capsys, *(argument.format(**places) for argument in arguments))
+    assert wanted in found
+
+
+def test_a_mistake_of_the_program_itself_has_no_traceback(tmp_path):
+    with program("nowhere.parquet") as process:
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (2, "")
+    assert err == "replay: nowhere.parquet: no such file, or a folder without *.parquet files\n"
 
 
 def test_help_is_one_screenful_of_words_and_quick():
@@ -224,7 +241,7 @@ def test_an_interrupt_saves_what_there_is_and_exits_130(tmp_path, number):
     path = write_trace(tmp_path / "t.parquet", range(0, 20_000, 50))
     with (
         faulty(lambda r: good(3) if r.number % 5 or not r.json.get("stream") else [Do.HOLD]) as server,
-        program(path, "--target", server.url, "--out", str(tmp_path / "run")) as process,
+        program(path, "--target", server.url, "--out", str(tmp_path / "run"), *PATIENT) as process,
     ):
         server.wait_for(lambda it: len(it.requests) > 20, 30)
         process.send_signal(number)
@@ -245,7 +262,7 @@ def test_a_second_interrupt_leaves_at_once(tmp_path):
     path = write_trace(tmp_path / "t.parquet", range(0, 20_000, 50))
     with (
         faulty(lambda r: good(3)) as server,
-        program(path, "--target", server.url, "--out", str(tmp_path / "run")) as process,
+        program(path, "--target", server.url, "--out", str(tmp_path / "run"), *PATIENT) as process,
     ):
         server.wait_for(lambda it: len(it.requests) > 5, 30)
         process.send_signal(signal.SIGINT)

@@ -15,7 +15,8 @@ import pytest
 from replay import session
 from replay.options import OfferOptions, SendOptions, make_offer
 from replay.run import Crew
-from tests.faulty_server import Do, answer, faulty, good, stream, text, tokens
+from replay.target import Refused
+from tests.faulty_server import Do, answer, faulty, good, self_signed, stream, text, tokens
 from traces import parquet
 from traces.record import Metadata, table
 
@@ -233,3 +234,71 @@ def test_completions_text_is_measured_too(tmp_path):
     with faulty(completions) as server:
         ran = play(tmp_path, server, trace)
     assert [row["outcome"] for row in outcomes(ran)] == ["ok"]
+
+
+@pytest.mark.parametrize("transport", ["protocol", "aiohttp"])
+def test_tls_and_a_base_path_by_either_transport(tmp_path, transport):
+    trace = write_trace(tmp_path, [0, 10])
+    certificate = self_signed(tmp_path)
+    gets = {"/team/v1/models": answer({"data": [{"id": "m"}]})}
+    with faulty(script, tls=certificate, gets=gets) as server:
+        server.url += "/team/v1"
+        ran = play(tmp_path, server, trace, ca_file=str(certificate[0]), transport=transport)
+    assert ran.summary.ok == 2
+    assert {request.path for request in server.requests} == {"/team/tokenize", "/team/v1/chat/completions"}
+    assert ran.document["transport"] == [transport]
+    assert all(row["connect_ns"] is None or row["connect_ns"] > 0 for row in outcomes(ran))
+
+
+def test_an_unknown_certificate_is_refused_in_one_line(tmp_path):
+    trace = write_trace(tmp_path, [0])
+    with faulty(script, tls=self_signed(tmp_path)) as server, pytest.raises(Refused, match=r"TLS failed.*--ca-file"):
+        play(tmp_path, server, trace)
+
+
+def test_an_answer_at_once_has_no_first_token(tmp_path):
+    trace = write_trace(tmp_path, [0], stream=[False])
+    whole = {
+        "choices": [{"index": 0, "message": {"role": "assistant", "content": "a b c"}, "finish_reason": "length"}],
+        "usage": {"prompt_tokens": 8, "completion_tokens": 3},
+    }
+    with faulty(lambda received: answer(whole)) as server:
+        ran = play(tmp_path, server, trace)
+    (row,) = outcomes(ran)
+    assert (row["outcome"], row["first_token_ns"], row["output_tokens"]) == ("ok", None, 3)
+
+
+def test_a_client_that_left_leaves_again_at_its_point(tmp_path):
+    trace = write_trace(tmp_path, [0, 10], outcome=["client_abort", "ok"], end_ns=[100 * MS, 100 * MS])
+    slow = [*stream(tokens(1), end=False), Do.READ_EOF]
+    with faulty(lambda r: slow if r.json.get("max_tokens", 0) > 3 else good(3)) as server:
+        ran = play(tmp_path, server, trace)
+    gone, stayed = outcomes(ran)
+    assert (gone["outcome"], stayed["outcome"]) == ("client_abort", "ok")
+    assert 100 * MS <= gone["end_ns"] < 2000 * MS
+    assert (ran.summary.aborted, ran.summary.ok, sum(ran.summary.failed.values())) == (1, 1, 0)
+
+
+def test_a_client_that_retries_loads_the_server_twice_and_says_so(tmp_path):
+    trace = write_trace(tmp_path, [0, 10])
+    seen = []
+
+    def busy_once(received):
+        if not received.json.get("stream"):
+            return good(3)
+        seen.append(received.headers["x-request-id"])
+        return answer({"error": {}}, 429, {"Retry-After": "0"}) if seen.count(seen[-1]) == 1 else good(3)
+
+    with faulty(busy_once) as server:
+        ran = play(tmp_path, server, trace, retry=1)
+    assert ran.summary.ok == 2
+    assert [row["attempts"] for row in outcomes(ran)] == [2, 2]
+    assert any("2 further attempts" in warning for warning in ran.summary.warnings)
+
+
+def test_a_trace_without_known_models_goes_to_the_only_one_and_that_is_said(tmp_path):
+    trace = write_trace(tmp_path, [0], model=["gpt-4"])
+    with faulty(script) as server:
+        ran = play(tmp_path, server, trace)
+    assert {request.json["model"] for request in server.requests} == {ran.document["model"]}
+    assert any("gpt-4" in note for note in ran.document["notes"])
