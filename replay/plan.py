@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from traces.errors import BadFile
-from traces.record import ENDPOINTS
+from traces.record import ENDPOINTS, metadata_of
 
 Ints = npt.NDArray[np.signedinteger[Any]]
 
@@ -188,7 +188,7 @@ def build(
         n=_values(trace, "n", np.int16, 1),
         session=session,
         turn=turn,
-        block_size=_values(trace, "block_size", np.int32, NONE),
+        block_size=_block_size(trace, offsets, input_tokens, notes),
         block_offsets=offsets,
         block_hashes=hashes,
         tenants=tenants,
@@ -445,6 +445,26 @@ def _links(trace: pa.Table, at_ns: Any, sessions: tuple[Any, Any], turns: str, n
             f"{unknown:,} later turns have no think time: due at their trace time, or when the former turn ends"
         )
     return previous, think
+
+
+def _block_size(trace: pa.Table, offsets: Any, input_tokens: Any, notes: list[str]) -> Any:
+    """Tokens in a prefix block. A recording without a tokenizer counts characters: turned into tokens by its lengths.
+
+    A prompt with k full blocks of s characters has (k + 1/2) s of them on average, so one block is taken as
+    s · (input tokens) / (sum of (k + 1/2) s) tokens, over all rows with blocks.
+    """
+    size = _values(trace, "block_size", np.int32, NONE)
+    if metadata_of(trace).block_unit != "characters" or "block_hashes" not in trace.schema.names:
+        return size
+    blocks = np.diff(offsets)
+    counted = (blocks > 0) & (size > 0)
+    if not counted.any():
+        return size
+    characters = ((blocks[counted] + 0.5) * size[counted]).sum()
+    tokens_a_character = float(np.asarray(input_tokens)[counted].sum() / characters)
+    converted = np.where(size > 0, np.maximum(np.rint(size * tokens_a_character), 1), NONE).astype(np.int32)
+    notes.append(f"prefix blocks of {int(size.max())} characters are taken as {int(converted.max())} tokens")
+    return converted
 
 
 def _blocks(trace: pa.Table) -> tuple[Any, Any]:

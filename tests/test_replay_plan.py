@@ -171,6 +171,16 @@ def test_a_saved_plan_loads_as_it_was_and_constants_cost_nothing(tmp_path):
     assert (tmp_path / "abort_ns.npy").stat().st_size < 200
 
 
+def test_prefix_blocks_counted_in_characters_become_tokens_by_the_traces_own_lengths():
+    """Four characters a token: a block of 256 characters is 64 tokens, whoever shares it."""
+    columns = {"arrival_ns": [0, 1, 2], "input_tokens": [96, 160, 20], "output_tokens": [5] * 3,
+               "block_size": [256, 256, None], "block_hashes": [[1], [1, 2], None]}  # fmt: skip
+    made = planning.build(table(columns, Metadata(block_unit="characters")))
+    assert made.block_size.tolist() == [64, 64, planning.NONE]
+    assert any("256 characters are taken as 64 tokens" in note for note in made.notes)
+    assert planning.build(table(columns, Metadata(block_unit="tokens"))).block_size.tolist()[:2] == [256, 256]
+
+
 def test_a_saved_plan_of_one_row_without_blocks_loads(tmp_path):
     made = planning.build(trace(arrival_ns=[7]))
     planning.save(made, tmp_path)
