@@ -25,6 +25,8 @@ from traces.shell import EXIT_PASS
 if TYPE_CHECKING:
     from replay.simulated import Simulated
 
+MOST_DRAWN = 20_000  # the page asks who blocked whom, which takes longer than the simulation
+
 _ENGINE = (
     "profile_file",
     "max_num_batched_tokens",
@@ -78,8 +80,13 @@ def engine_options(command: click.Command) -> click.Command:
 )
 @click.option("--step-by-step", is_flag=True, help="Take every step alone: slow, and the same to the nanosecond.")
 @click.option("--out", type=click.Path(path_type=Path), help="The run's folder.  [default: runs/DATE-TIME]")
+@click.option(
+    "--page/--no-page", default=None, help=f"Draw report.html as well.  [default: up to {MOST_DRAWN:,} requests]"
+)
 @click.option("--json", "as_json", is_flag=True, help="The result as JSON on stdout, and nothing else there.")
-def simulate(offer: OfferOptions, send: SendOptions, out: Path | None, as_json: bool, **engine: Any) -> int:
+def simulate(
+    offer: OfferOptions, send: SendOptions, out: Path | None, page: bool | None, as_json: bool, **engine: Any
+) -> int:
     """Play TRACE on a virtual clock: what if another policy, more slots, one more engine.
 
     Takes the options of `replay`; those about sending change nothing here.
@@ -112,10 +119,11 @@ def simulate(offer: OfferOptions, send: SendOptions, out: Path | None, as_json: 
     click.echo(
         f"played   {len(ran.work):,} requests, {tokens:,} tokens, {steps:,} steps in {ran.wall_s:.2f} s", err=True
     )
-    return _finish(ran, offer, folder, as_json=as_json)
+    drawn = len(ran.work) <= MOST_DRAWN if page is None else page
+    return _finish(ran, offer, folder, page=drawn, as_json=as_json)
 
 
-def _finish(ran: Simulated, offer: OfferOptions, folder: Path, *, as_json: bool) -> int:
+def _finish(ran: Simulated, offer: OfferOptions, folder: Path, *, page: bool, as_json: bool) -> int:
     """Judge, write the folder, print."""
     import pyarrow.parquet as pq
 
@@ -141,7 +149,8 @@ def _finish(ran: Simulated, offer: OfferOptions, folder: Path, *, as_json: bool)
     parquet.write(outcomes, folder / "outcomes.parquet")
     pq.write_table(truth_of(ran, outcomes.column("request_id").combine_chunks()), folder / "truth.parquet")
     write_document(folder, document_of(ran, offer, summary))
-    draw(folder)
+    if page:
+        draw(folder)
     if as_json:
         click.echo(summaries.to_json(summary).decode())
     else:
