@@ -13,14 +13,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from traces.wire.tally import Tally, whole
+from traces.wire.tally import Tally, whole, word
 
 _DELTAS = {"text_delta": "text", "thinking_delta": "thinking"}
 
 
 def event(tally: Tally, at_ns: int, name: str | None, chunk: dict[str, Any]) -> None:
     """One event of a stream."""
-    kind = chunk.get("type") or name
+    kind = word(chunk.get("type"), name)
     if kind == "content_block_delta":
         _delta(tally, at_ns, chunk.get("delta"))
     elif kind == "content_block_start":
@@ -57,7 +57,7 @@ def answer(tally: Tally, body: dict[str, Any]) -> None:
 def _delta(tally: Tally, at_ns: int, delta: Any) -> None:
     if not isinstance(delta, dict):
         return
-    kind = delta.get("type")
+    kind = word(delta.get("type"))
     if kind == "input_json_delta" or (kind in _DELTAS and delta.get(_DELTAS[kind])):
         tally.token(at_ns, visible=kind != "thinking_delta")
     elif kind == "text_delta":

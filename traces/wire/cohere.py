@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from traces.wire.tally import Tally, whole
+from traces.wire.tally import Tally, whole, word
 
 _CALLS = {"tool-plan-delta", "tool-call-start", "tool-call-delta", "text-generation", "tool-calls-chunk"}
 
 
 def event(tally: Tally, at_ns: int, name: str | None, chunk: dict[str, Any]) -> None:
     """One event of a stream."""
-    kind = chunk.get("type") or chunk.get("event_type") or name
+    kind = word(chunk.get("type"), chunk.get("event_type"), name)
     delta = chunk.get("delta")
     message = delta.get("message") if isinstance(delta, dict) else None
     if kind in {"content-delta", "content-start"} and isinstance(message, dict):

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from traces.wire import openai
-from traces.wire.tally import Tally, span_ns, whole
+from traces.wire.tally import Tally, span_ns, whole, word
 
 
 def sglang(tally: Tally, at_ns: int, name: str | None, chunk: dict[str, Any]) -> None:
@@ -148,7 +148,7 @@ def _tgi_details(tally: Tally, details: dict[str, Any]) -> None:
 def _llamacpp_end(tally: Tally, chunk: dict[str, Any]) -> None:
     if chunk.get("stop") is True:
         tally.done = True
-        kind = chunk.get("stop_type")
+        kind = word(chunk.get("stop_type"))
         tally.finish(0, {"limit": "length", "eos": "stop", "word": "stop"}.get(kind, "stop") if kind else "stop")
         tally.output_tokens = whole(chunk.get("tokens_predicted"))
         tally.input_tokens = whole(chunk.get("tokens_evaluated"))
@@ -168,5 +168,6 @@ def _watsonx_result(tally: Tally, result: dict[str, Any], total: int | None) -> 
     given = whole(result.get("input_token_count"))
     if given:
         tally.input_tokens = given
-    if result.get("stop_reason") not in {None, "not_finished"}:
-        tally.finish(0, result["stop_reason"])
+    stopped = word(result.get("stop_reason"))
+    if stopped and stopped != "not_finished":
+        tally.finish(0, stopped)

@@ -10,16 +10,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from traces.wire.tally import Tally, whole
+from traces.wire.tally import Tally, whole, word
 
 _ENDS = {"response.completed", "response.incomplete", "response.failed", "response.cancelled"}
 
 
 def event(tally: Tally, at_ns: int, name: str | None, chunk: dict[str, Any]) -> None:
     """One event of a stream."""
-    kind = chunk.get("type") or name
-    if not isinstance(kind, str):
-        return
+    kind = word(chunk.get("type"), name)
     if kind in _ENDS:
         tally.done = True
         answer = chunk.get("response")
@@ -39,7 +37,7 @@ def event(tally: Tally, at_ns: int, name: str | None, chunk: dict[str, Any]) -> 
 def answer(tally: Tally, body: dict[str, Any]) -> None:
     """A whole answer that was not streamed."""
     _end(tally, body)
-    if body.get("status") in {"failed", "cancelled"}:
+    if word(body.get("status")) in {"failed", "cancelled"}:
         _fail(tally, body)
     output = body.get("output")
     tally.has_output = any(_said(item) for item in output) if isinstance(output, list) else False

@@ -160,6 +160,11 @@ class Tally:
                 return
 
 
+def word(*values: Any) -> str:
+    """The first of some JSON values that is a text and not empty, else ""."""
+    return next((value for value in values if isinstance(value, str) and value), "")
+
+
 def whole(value: Any) -> int | None:
     """A count from JSON: a whole number from 0 on that fits the record, else None."""
     if isinstance(value, bool):
