@@ -137,7 +137,7 @@ def test_requests_go_at_their_time_and_become_rows(tmp_path):
 def test_the_counters_end_with_the_same_totals(tmp_path):
     world = World(tmp_path, arrival_ns=at(0, 5, 20)).play()
     row = world.counters.rows()[0, 0]
-    assert [int(row[field(name)]) for name in ("sent", "done", "ok", "failed")] == [3, 3, 3, 0]
+    assert [int(row[field(name)]) for name in ("sent", "done", "ok", "failed", "output_tokens")] == [3, 3, 3, 0, 3]
 
 
 def test_a_linked_turn_waits_for_its_predecessors_end(tmp_path):
