@@ -84,17 +84,31 @@ class Template:
         """
         if self._tries == 0 or not (chunk is None or _plain(chunk)):
             return
-        found = list(_KEY.finditer(block))
-        if len(found) != 1 or not block.startswith(b"data:") or b"\n" in block:
+        start = _text_of(block)
+        if start < 0 or not block.startswith(b"data:") or b"\n" in block:
             return
         self._tries -= 1
-        start = found[0].end()
         inside = _INSIDE.match(block, start)
         if inside is None or block[inside.end() : inside.end() + 1] != b'"':
             return
         self._before, self._after = block[:start], block[inside.end() :]
         self._last = self._after + b"\n\n"
         self._start, self._from_end = start, len(self._after)
+
+
+def _text_of(block: bytes) -> int:
+    """Where the only text of a block begins; -1 when it has none or several.
+
+    The usual spelling is looked for first: a word of the key in the block that is no key of its own (a text that quotes
+    it has backslashes before its quotes) makes the count two, and the pattern decides.
+    """
+    if block.count(b'"content"') + block.count(b'"text"') == 1:
+        for key in (b'{"content":"', b',"content":"', b',"text":"'):
+            place = block.find(key)
+            if place >= 0:
+                return place + len(key)
+    found = list(_KEY.finditer(block))
+    return found[0].end() if len(found) == 1 else -1
 
 
 def _plain(chunk: dict[str, Any]) -> bool:
