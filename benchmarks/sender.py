@@ -159,7 +159,7 @@ def closed_loop(
     """Requests and events per second with 32 in flight, the server as fast as it can."""
     found: dict[int, dict[str, list[dict[str, float]]]] = {}
     for tokens in CLOSED:
-        count = (4_000 if short else 40_000) * 16 // (16 if tokens == 16 else 4 * tokens // 16 * 4)
+        count = (12_000 if short else 40_000) * 16 // (16 if tokens == 16 else 4 * tokens // 16 * 4)
         found[tokens] = {"minimal protocol": [], "minimal aiohttp": [], "replay": [], "replay, aiohttp": []}
         for _ in range(rounds):
             for name, rows in found[tokens].items():
@@ -226,7 +226,7 @@ def judge(ran: Ran, log: Log, count: int) -> dict[str, float]:
         "added_p50": float(np.quantile(added, 0.5)),
         "added_p99": float(np.quantile(added, 0.99)),
         "gap_p50": float(np.quantile(gap_error, 0.5)),
-        "rate": (count - 1) / span_s,
+        "rate": float((count - 1) / span_s),
         "cpu": ran.cpu_s / count * 1000,
         "exit": ran.document["exit"],
     }
@@ -351,7 +351,7 @@ def machine() -> str:
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--short", action="store_true", help="a tenth of the work, one round")
+    options.add_argument("--short", action="store_true", help="a third of the work, one round")
     options.add_argument("--rounds", type=int, help="alternations (default 5, short: 1)")
     options.add_argument("--only", default="closed,fixed,speed,start", help="parts, with commas")
     options.add_argument("--rates", help="requests per second of the fixed schedules, with commas")
