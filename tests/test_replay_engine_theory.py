@@ -20,7 +20,7 @@ from replay.engine.steptime import StepModel
 from replay.engine.virtual import Workload, simulate
 
 STEP_MS = StepModel(t0_ms=1.0)
-REQUESTS = 30_000
+REQUESTS = 25_000
 BATCHES = 20
 
 
