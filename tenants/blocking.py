@@ -169,7 +169,8 @@ def _inversion(by_tenant: Floats, tenant: Ints, rank: Ints, tenants: int) -> Flo
     """(requests,) blocked by tenants of a larger rank. A tenant's rank is that of most of its requests."""
     usual = np.array([_most(rank[tenant == index]) for index in range(tenants)])
     less_urgent = usual[None, :] > rank[:, None]
-    return (by_tenant * less_urgent).sum(axis=1)
+    found: Floats = (by_tenant * less_urgent).sum(axis=1)
+    return found
 
 
 def _most(values: Ints) -> int:

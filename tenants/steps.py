@@ -165,7 +165,7 @@ def _emitting(view: Seen) -> _Rows:
         is_first=is_first,
         context=context,
         decoding=np.bincount(step[decoding], minlength=number),
-        context_sum=np.bincount(step[decoding], weights=context[decoding], minlength=number),
+        context_sum=np.bincount(step[decoding], weights=context[decoding], minlength=number).astype(np.float64),
     )
 
 
