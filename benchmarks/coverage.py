@@ -120,15 +120,18 @@ def main() -> None:
     parser.add_argument("--requests", type=int, nargs="*", default=[200, 1000, 4000])
     parser.add_argument("--sigma", type=float, nargs="*", default=[0.05])
     asked = parser.parse_args()
-    print("load trials requests sigma arms   given  ratio covered  quantile covered  says different  high/low", flush=True)
+    print(
+        "load trials requests sigma arms   given  ratio covered  quantile covered  says different  high/low", flush=True
+    )
     for load in asked.load:
         for trials in asked.trials:
             for requests in asked.requests:
                 for sigma in asked.sigma:
                     for same in (False, True):
                         row = coverage(Setting(load, trials, requests, sigma, same), asked.experiments)
+                        arms = "A/A" if same else "mix"
                         print(
-                            f"{load:4.1f} {trials:6d} {requests:8d} {sigma:5.2f} {'A/A' if same else 'mix'}   {row.given:6d}"
+                            f"{load:4.1f} {trials:6d} {requests:8d} {sigma:5.2f} {arms}   {row.given:6d}"
                             f"  {row.covered:13.1%}  {row.quantile_covered:16.1%}  {row.differs:14d}  {row.width:8.2f}",
                             flush=True,
                         )

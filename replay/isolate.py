@@ -13,7 +13,7 @@ import shlex
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 import msgspec
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from replay.arms import Part
     from replay.options import Offered
     from replay.preflight import Target
-    from replay.session import EngineOptions, Ran
+    from replay.session import EngineOptions
 
 START_S = 600.0  # a server that loads a large model takes minutes
 
@@ -106,9 +106,8 @@ def isolate(
     bounds: tuple[str, ...],
     out: Path | None,
     as_json: bool,
-    dry_run: bool,
     **rest: Any,
-) -> int:  # noqa: PLR0913 - click's own calling convention
+) -> int:
     r"""Run TRACE in several arms and say whether its tenants are isolated from each other, and what it costs.
 
     \b
@@ -120,6 +119,7 @@ def isolate(
     from replay import preflight
     from replay.run import Interrupted
 
+    dry_run = rest.pop("dry_run")
     if out is not None and out.exists():
         raise click.UsageError(f"--out {out} exists: name a new folder, results are never overwritten")
     context = click.get_current_context()
@@ -191,14 +191,24 @@ def _setup(
 def _announce(offered: Offered, setup: Setup) -> None:
     from replay import arms as known
 
-    runs = len(known.parts(setup.arms, setup.alone, 0))
+    names = [part.folder for part in known.parts(setup.arms, setup.alone, 0)]
+    runs = len(names)
     each_s = (offered.plan.span_ns + setup.cool_ns) / NS_PER_S
     click.echo(
-        f"{setup.trials} trials of {runs} runs ({', '.join(part.folder for part in known.parts(setup.arms, setup.alone, 0))}), "
+        f"{setup.trials} trials of {runs} runs ({', '.join(names)}), "
         f"{offered.plan.rows:,} requests in {span_text(offered.plan.span_ns)} each: "
         f"{setup.trials * runs * each_s / 60:,.0f} min and what the servers take to finish",
         err=True,
     )
+
+
+class Bench(NamedTuple):
+    """Where the runs of an experiment are made. `target` is None where every run has a server of its own."""
+
+    send: SendOptions
+    setup: Setup
+    engine: EngineOptions
+    target: Target | None
 
 
 def run(offer: OfferOptions, send: SendOptions, setup: Setup, engine: EngineOptions, folder: Path) -> bool:
@@ -207,23 +217,23 @@ def run(offer: OfferOptions, send: SendOptions, setup: Setup, engine: EngineOpti
     Raises:
         replay.preflight.Refused, replay.run.Interrupted
     """
-    from replay import arms as known
-    from replay import session
+    from replay import arms, session
 
     folder.mkdir(parents=True)
     done: list[dict[str, Any]] = []
     with contextlib.ExitStack() as stack:
         target = None if setup.servers else stack.enter_context(session.server(send, engine))
+        bench = Bench(send, setup, engine, target)
         for trial in range(setup.trials):
             trial_offer = msgspec.structs.replace(offer, seed=offer.seed + trial)
             offered = make_offer(trial_offer)
-            for part in known.parts(setup.arms, setup.alone, trial):
+            for part in arms.parts(setup.arms, setup.alone, trial):
                 place = f"trial-{trial + 1}/{part.folder}"
                 click.echo(f"trial {trial + 1} of {setup.trials}: {part.folder}", err=True)
-                ran = _one(known_offer(offered, part), trial_offer, send, part, setup, (target, engine), folder / place)
+                interrupted = _one(bench, arms.offered_for(offered, part), trial_offer, part, folder / place)
                 done.append({"trial": trial + 1, "arm": part.arm, "tenant": part.tenant, "folder": place})
                 _note(folder, offered, setup, done)
-                if ran.result.interrupted:
+                if interrupted:
                     return True
                 time.sleep(setup.cool_ns / NS_PER_S)
             if setup.stop_early and trial > 0 and _is_clear(folder):
@@ -232,40 +242,27 @@ def run(offer: OfferOptions, send: SendOptions, setup: Setup, engine: EngineOpti
     return False
 
 
-def known_offer(offered: Offered, part: Part) -> Offered:
-    """What a run of the experiment offers."""
-    from replay import arms as known
-
-    return known.offered_for(offered, part)
-
-
-def _one(
-    offered: Offered,
-    asked: OfferOptions,
-    send: SendOptions,
-    part: Part,
-    setup: Setup,
-    where: tuple[Target | None, EngineOptions],
-    folder: Path,
-) -> Ran:
-    from replay import session
+def _one(bench: Bench, offered: Offered, asked: OfferOptions, part: Part, folder: Path) -> bool:
+    """One run, on its own server where the arm has one; returns whether the user ended it."""
+    from replay import arms, session
     from replay.live import LiveView
-    from replay.run import Crew
+    from replay.pooled import pooled
 
     rules = [rule for tenant in offered.tenants for rule in tenant.slas]
-    target, engine = where
     with contextlib.ExitStack() as stack:
+        target = bench.target
         if target is None:
-            if part.arm in setup.servers:
-                stack.enter_context(_started(setup.servers[part.arm], send))
-            target = stack.enter_context(session.server(send, engine))
-        crew = stack.enter_context(Crew(session.workers_for(offered.plan, send)))
-        ready = session.prepare(
-            offered, send, target, seed=asked.seed
-        )  # a salt of its own: no arm warms another's prefixes
-        folder.mkdir(parents=True)
+            if part.arm in bench.setup.servers:
+                stack.enter_context(_started(bench.setup.servers[part.arm], bench.send))
+            target = stack.enter_context(session.server(bench.send, bench.engine))
         view = stack.enter_context(LiveView(f"{part.folder} -> {target.host}:{target.port}", rules))
-        return session.perform(offered, send, ready, folder, crew, asked=asked, arm=part.arm, watch=view.update)
+        if part.arm == arms.POOLED:
+            here = msgspec.structs.replace(bench.send, target=target.origin + target.base_path)
+            there = msgspec.structs.replace(bench.send, target=bench.setup.pool_target)
+            return pooled(offered, asked, (here, there), folder, view.update)
+        return session.one(
+            offered, asked, bench.send, target, folder, arm=part.arm, watch=view.update
+        ).result.interrupted
 
 
 @contextlib.contextmanager
@@ -278,16 +275,15 @@ def _started(command: str, send: SendOptions) -> Iterator[None]:
     from replay import preflight
 
     target = preflight.parse_target(str(send.target))
-    process = subprocess.Popen(
+    process = subprocess.Popen(  # noqa: S603 - the user's own command
         shlex.split(command), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-    )  # noqa: S603 - the user's own command
+    )
     try:
         end = time.monotonic() + START_S
         while True:
             if process.poll() is not None:
-                raise preflight.Refused(
-                    f"--arm-server: {command.split()[0]} ended with exit code {process.returncode} before it listened"
-                )
+                how = f"ended with exit code {process.returncode} before it listened"
+                raise preflight.Refused(f"--arm-server: {command.split(maxsplit=1)[0]} {how}")
             with contextlib.suppress(preflight.Refused):
                 preflight.look(preflight.Ask(target))
                 break

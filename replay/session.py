@@ -277,6 +277,27 @@ def perform(
     return Ran(folder=folder, result=result, summary=summary, document=document, outcomes=outcomes)
 
 
+def one(
+    offered: Offered,
+    asked: OfferOptions,
+    send: SendOptions,
+    target: Target,
+    folder: Path,
+    *,
+    arm: str | None = None,
+    watch: Watch = lambda *_: None,
+) -> Ran:
+    """A run from its offer to its folder, with prompts of its own: no other run has warmed the server for it.
+
+    Raises:
+        Refused, replay.run.Interrupted
+    """
+    with Crew(workers_for(offered.plan, send)) as crew:
+        ready = prepare(offered, send, target, seed=asked.seed)
+        folder.mkdir(parents=True)
+        return perform(offered, send, ready, folder, crew, asked=asked, arm=arm, watch=watch)
+
+
 def write_document(folder: Path, document: dict[str, Any]) -> None:
     """Write `run.json`, complete or not at all."""
     temporary = folder / ".run.json.tmp"

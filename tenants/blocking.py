@@ -42,6 +42,7 @@ class Blocking(NamedTuple):
     by_tenant_ns: Floats  # (requests, tenants)
     unexplained_ns: Floats
     inversion_ns: Floats
+    source: str  # what the division rests on, for people
 
     @property
     def matrix_s(self) -> Floats:
@@ -57,14 +58,24 @@ class Blocker(NamedTuple):
     request: int  # row in the outcomes
     blocked_ns: float  # summed over the requests that waited
     victims: int
+    by_victim: tuple[tuple[str, float], ...]  # tenant of those who waited, ns
 
 
-def blocking(outcomes: pa.Table, alone: Alone | None = None) -> Blocking:
+def blocking(
+    outcomes: pa.Table,
+    alone: Alone | None = None,
+    *,
+    ranks: dict[str, int] | None = None,
+    engine_times: bool = False,
+) -> Blocking:
     """Estimate who blocked whom in a run.
 
     Args:
         outcomes: rows of one run against one engine, warm-up included (its work blocks, too).
         alone: S(L) from another run, such as the `alone` arm; learnt from this run when not given.
+        ranks: tenant → priority, for runs whose requests carry none (an untagged arm).
+        engine_times: where the engine reports how long a request queued (`queue_ns`), it was blocked at least so long;
+            `source` says whether that was used.
     """
     view = seen(outcomes)
     names, tenant = _tenants(outcomes)
@@ -72,11 +83,14 @@ def blocking(outcomes: pa.Table, alone: Alone | None = None) -> Blocking:
     service = alone.ns(view.input_tokens) if alone else np.zeros(len(tenant))
     wait = np.where(view.answered, view.first_ns - view.sent_ns, 0).astype(np.float64)
     blocked = np.maximum(wait - service, 0.0)
+    queued = _queued(outcomes) if engine_times else None
+    if queued is not None:
+        blocked = np.minimum(np.maximum(blocked, queued), wait)
     found = steps(view, service)
     served = _served(view, found, tenant, len(names))
     total = served.sum(axis=1)
     by_tenant = served * np.minimum(1.0, blocked / np.maximum(total, 1.0))[:, None]
-    rank = _ranks(outcomes)
+    rank = _ranks(outcomes) if ranks is None else np.array([ranks.get(name, UNSET_RANK) for name in names])[tenant]
     return Blocking(
         tenants=names,
         tenant=tenant,
@@ -86,6 +100,9 @@ def blocking(outcomes: pa.Table, alone: Alone | None = None) -> Blocking:
         by_tenant_ns=by_tenant,
         unexplained_ns=blocked - by_tenant.sum(axis=1),
         inversion_ns=_inversion(by_tenant, tenant, rank, len(names)),
+        source="times seen from outside"
+        if queued is None
+        else "queue times of the engine, its steps seen from outside",
     )
 
 
@@ -98,7 +115,7 @@ def blockers(outcomes: pa.Table, result: Blocking, most: int = 10) -> list[Block
     total = np.bincount(found.row_request, weights=cost, minlength=len(view.sent_ns))
     worst = np.argsort(-total, kind="stable")[:most]
     return [
-        Blocker(int(row), float(total[row]), _victims(view, found, int(row)))
+        Blocker(int(row), float(total[row]), *_victims(view, found, result, int(row)))
         for row in worst.tolist()
         if total[row] > 0
     ]
@@ -139,15 +156,30 @@ def _waiting(view: Seen, found: Steps) -> Floats:
     return (came - gone).astype(np.float64)
 
 
-def _victims(view: Seen, found: Steps, request: int) -> int:
-    mine = found.row_request == request
-    at = found.row_step[mine]
-    if len(at) == 0:
-        return 0
-    begin, end = int(found.start_ns[at.min()]), int(found.end_ns[at.max()])
-    waits = view.answered & (view.sent_ns < end) & (view.first_ns > begin)
-    waits[request] = False
-    return int(waits.sum())
+def _victims(view: Seen, found: Steps, result: Blocking, request: int) -> tuple[int, tuple[tuple[str, float], ...]]:
+    """How many requests waited while this one was served, and for how long, by their tenants."""
+    at = found.row_request == request
+    steps_of, work = found.row_step[at], found.row_work[at]
+    if len(steps_of) == 0:
+        return 0, ()
+    begin, end = found.start_ns[steps_of], found.end_ns[steps_of]
+    waits = np.flatnonzero(view.answered & (view.sent_ns < end.max()) & (view.first_ns > begin.min()))
+    waits = waits[waits != request]
+    held: dict[str, float] = {}
+    for row in waits.tolist():
+        overlap = np.minimum(end, view.first_ns[row]) - np.maximum(begin, view.sent_ns[row])
+        share = np.clip(overlap / np.maximum(end - begin, 1), 0.0, 1.0)
+        name = result.tenants[int(result.tenant[row])]
+        held[name] = held.get(name, 0.0) + float((share * work).sum())
+    return len(waits), tuple(sorted(held.items(), key=lambda pair: -pair[1]))
+
+
+def _queued(outcomes: pa.Table) -> Floats | None:
+    """Queue times as the engine reports them, ns; None where it reports none."""
+    if "queue_ns" not in outcomes.schema.names or outcomes.column("queue_ns").null_count == outcomes.num_rows:
+        return None
+    found: Floats = outcomes.column("queue_ns").cast(pa.float64()).fill_null(0.0).to_numpy()
+    return found
 
 
 def _tenants(outcomes: pa.Table) -> tuple[tuple[str, ...], Ints]:

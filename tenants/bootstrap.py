@@ -12,8 +12,8 @@ Drawing one within the other, as the textbook two-level bootstrap does, counts W
 a factor T / (T − 1) of S (Davison and Hinkley 1997, section 3.8). So the levels are drawn apart and put together:
 
     trials of different arrivals     variance = S · T / (T − 1)           dof = T − 1
-    trials that repeat one plan      variance = S · T / (T − 1) + W       dof by Satterthwaite 1946: S cannot know what other
-                                     (blocks drawn alike in all trials)   arrivals would have done, W can
+    trials that repeat one plan      variance = S · T / (T − 1) + W       dof by Satterthwaite 1946: S cannot know what
+                                     (blocks drawn alike in all trials)   other arrivals would have done, W can
     interval                         value ± t(dof) · √variance           ratios in logarithms
 
 Whole trials as the unit is the method of independent replications (Law 2015, section 9.5.2): it holds whatever makes
@@ -80,9 +80,9 @@ def sample(values: Sequence[Floats], due: Sequence[Floats], *, begin: float, blo
     """
     trial = np.concatenate([np.full(len(v), index) for index, v in enumerate(values)]).astype(np.int64)
     flat, times = np.concatenate(values), np.concatenate(due)
-    place = np.clip((times - begin) // block, 0, blocks - 1)
+    place = np.clip((times - begin) // block, 0, blocks - 1).astype(np.int64)
     kept = ~np.isnan(flat)
-    flat, trial, place = flat[kept], trial[kept], place[kept].astype(np.int64)
+    flat, trial, place = flat[kept], trial[kept], place[kept]
     order = np.argsort(flat, kind="stable")
     return Sample(flat[order], trial[order], place[order])
 

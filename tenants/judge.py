@@ -1,10 +1,13 @@
-"""`tenants judge`: did each tenant get what it was promised? Of one run its SLAs, of several the worst of them.
+"""`tenants judge`: did each tenant get what it was promised?
+
+Of one run its SLAs, of several the worst of them, of an experiment (`replay isolate`) whether its tenants are isolated.
 
 The rules are those of the run, or those given here: a run can be judged again by other rules because its rows are kept.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -12,6 +15,7 @@ import click
 from traces.shell import EXIT_FAIL, EXIT_INTERRUPTED, EXIT_PASS, EXIT_UNJUDGED, parsed
 
 if TYPE_CHECKING:
+    from tenants.experiment import Experiment
     from tenants.folder import Run
     from tenants.sla import Rule
     from tenants.summary import Summary
@@ -28,20 +32,42 @@ def _rule(text: str) -> Rule:
 @click.argument("runs", metavar="RUN_DIR...", nargs=-1, required=True, type=click.Path())
 @click.option("--sla", "rules", multiple=True, type=parsed("sla", _rule), help="Judge by this rule; may be repeated.")
 @click.option("--tenants", "described", type=click.Path(), metavar="FILE", help="Judge by the rules of a tenants.toml.")
+@click.option("--arm", metavar="NAME", help="Experiment: the arm that is held against the bounds.  [default: tagged]")
+@click.option(
+    "--baseline", type=click.Path(), metavar="RUN", help="Fail where a time got worse than there, beyond chance."
+)
+@click.option("--junit", type=click.Path(), metavar="FILE", help="Experiment: write JUnit XML.")
+@click.option("--markdown", type=click.Path(), metavar="FILE", help="Experiment: write Markdown for GitHub.")
 @click.option("--json", "as_json", is_flag=True, help="Print the judgement as JSON and nothing else.")
-def judge(runs: tuple[str, ...], rules: tuple[Rule, ...], described: str | None, as_json: bool) -> int:
-    """Judge one run by its SLAs, or several side by side.
+def judge(
+    runs: tuple[str, ...],
+    rules: tuple[Rule, ...],
+    described: str | None,
+    baseline: str | None,
+    as_json: bool,
+    **of_experiment: str | None,
+) -> int:
+    """Judge one run by its SLAs, several side by side, or an experiment by its tenants' isolation.
 
     Exit codes: 0 pass, 1 a rule failed, 2 wrong usage, 3 invalid or inconclusive, 130 the run was interrupted.
 
     \b
     tenants judge runs/today
     tenants judge runs/today --sla 'risk: ttft_p99 < 1s'
+    tenants judge runs/isolate-today --markdown isolation.md --baseline runs/isolate-before
     """  # noqa: D301 - click's own mark: keep these lines
-    from tenants import failures, folder, terminal
+    from tenants import experiment, failures, folder, terminal
     from tenants import tenant as nouns
     from tenants.summary import to_json_of_runs
 
+    if any(experiment.is_experiment(run) for run in runs):
+        if len(runs) > 1:
+            raise click.UsageError("judge one experiment at a time; compare with another by --baseline")
+        return judge_experiment(
+            Path(runs[0]), as_json=as_json, baseline=baseline, rules=rules, described=described, **of_experiment
+        )
+    if given := [name for name, value in of_experiment.items() if value is not None]:
+        raise click.UsageError(f"--{given[0]} is for an experiment of replay isolate; {runs[0]} is a run")
     loaded = folder.load_all(list(runs))
     if rules or described:
         tenants = nouns.load(described) if described else ()
@@ -53,7 +79,99 @@ def judge(runs: tuple[str, ...], rules: tuple[Rule, ...], described: str | None,
         terminal.print_result(loaded[0].summary, terminal.stdout_console(), folder=runs[0], causes=causes)
     else:
         terminal.print_comparison([(run.name, run.summary) for run in loaded], terminal.stdout_console())
-    return worst_exit([run.summary for run in loaded])
+    code = worst_exit([run.summary for run in loaded])
+    worse = [] if baseline is None else slower([run.summary for run in loaded], folder.load(baseline).summary)
+    for text in worse:
+        click.echo(f"worse than the baseline: {text}", err=True)
+    return EXIT_FAIL if worse and code in {EXIT_PASS, EXIT_UNJUDGED} else code
+
+
+def judge_experiment(
+    folder: Path,
+    *,
+    as_json: bool,
+    baseline: str | None = None,
+    rules: tuple[Rule, ...] = (),
+    described: str | None = None,
+    arm: str | None = None,
+    junit: str | None = None,
+    markdown: str | None = None,
+) -> int:
+    """Judge an experiment and print what was found; the exit code.
+
+    Raises:
+        BadFile, BadParameter
+    """
+    import msgspec
+
+    from tenants import experiment, isolation_text, terminal
+
+    loaded = experiment.load(folder)
+    if rules or described:
+        loaded = _by_other_rules(loaded, rules, described)
+    found = experiment.judged(loaded, arm=arm)
+    if baseline is not None:
+        before = experiment.judged(experiment.load(baseline), arm=arm)
+        found = found._replace(regressions=experiment.regressions(found, before))
+    for path, text in ((junit, isolation_text.junit), (markdown, isolation_text.markdown)):
+        if path is not None:
+            _write(Path(path), text(found))
+    if as_json:
+        click.echo(msgspec.json.encode(experiment.to_dict(found)).decode())
+    else:
+        isolation_text.print_isolation(found, terminal.stdout_console(), folder=str(folder))
+    return isolation_text.exit_code(found)
+
+
+def is_clear(folder: Path, confidence: float = 0.99) -> bool:
+    """Whether no verdict of an experiment is open at this confidence."""
+    from tenants import experiment
+    from tenants.isolation import INCONCLUSIVE
+
+    found = experiment.judged(experiment.load(folder), confidence=confidence).isolation
+    return all(part.verdict != INCONCLUSIVE for part in found.tenants.values())
+
+
+def _by_other_rules(loaded: Experiment, rules: tuple[Rule, ...], described: str | None) -> Experiment:
+    import msgspec
+
+    from tenants import tenant as nouns
+
+    known = {tenant.name: tenant for tenant in (nouns.load(described) if described else ())}
+    tenants = [
+        msgspec.structs.replace(tenant, rules=known[tenant.name].rules if tenant.name in known else ())
+        for tenant in loaded.tenants
+    ]
+    try:
+        return loaded._replace(tenants=nouns.with_rules(tenants, rules))
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--sla") from None
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise click.UsageError(f"cannot write {path} ({error.strerror}): name a file in a folder that exists") from None
+
+
+def slower(now: list[Summary], before: Summary) -> list[str]:
+    """Percentiles whose whole interval lies above the baseline's; a single run knows nothing of other days."""
+    found = []
+    for summary in now:
+        for name, part in summary.tenants.items():
+            old = before.tenants.get(name)
+            for metric in ("ttft_ms", "e2e_ms"):
+                for label in ("p50", "p95", "p99"):
+                    here, there = getattr(part, metric), getattr(old, metric, None)
+                    ends, limits = here.ci.get(label), there.ci.get(label) if there is not None else None
+                    if limits is None or (ends is None and label not in here.infinite):
+                        continue
+                    if ends is None or ends[0] > limits[1]:
+                        value = "∞" if ends is None else f"{getattr(here, label):,.0f} ms"
+                        was = getattr(there, label)
+                        found.append(f"{name} {metric.removesuffix('_ms')}_{label}: {value}, {was:,.0f} ms before")
+    return found
 
 
 def again(run: Run, tenants: tuple[Tenant, ...], rules: tuple[Rule, ...]) -> Run:

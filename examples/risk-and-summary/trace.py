@@ -28,9 +28,7 @@ def write(path: str, *, minutes: float, rates: dict[str, float], answers: dict[s
         asked, answered = INPUT_TOKENS[name], answers[name]
         inputs = np.clip(rng.lognormal(np.log(asked), SPREAD, number), 16, 4000).astype(int)
         outputs = np.clip(rng.lognormal(np.log(answered), SPREAD, number), 8, 4000).astype(int)
-        rows += [
-            (int(at), name, rank, int(i), int(o)) for at, i, o in zip(times, inputs, outputs, strict=True)
-        ]
+        rows += [(int(at), name, rank, int(i), int(o)) for at, i, o in zip(times, inputs, outputs, strict=True)]
     for name, values in zip(columns, zip(*sorted(rows), strict=True), strict=True):
         columns[name] = list(values)
     columns["endpoint"] = ["completions"] * len(rows)
