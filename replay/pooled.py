@@ -16,9 +16,9 @@ import pyarrow as pa
 
 from replay import arms, preflight, session
 from replay.options import Offered, OfferOptions, SendOptions
-from replay.outcome import summarise
 from replay.run import Watch
 from tenants import folder as folders
+from tenants.summary import summarise
 from traces import parquet
 
 END_S = 60.0

@@ -284,15 +284,20 @@ def one(
     target: Target,
     folder: Path,
     *,
+    crew: Crew | None = None,
     arm: str | None = None,
     watch: Watch = lambda *_: None,
 ) -> Ran:
     """A run from its offer to its folder, with prompts of its own: no other run has warmed the server for it.
 
+    Args:
+        offered, asked, send, target, folder, arm, watch: as for `perform`; the folder is made here.
+        crew: workers that were started before; ended here.
+
     Raises:
         Refused, replay.run.Interrupted
     """
-    with Crew(workers_for(offered.plan, send)) as crew:
+    with crew or Crew(workers_for(offered.plan, send)) as crew:
         ready = prepare(offered, send, target, seed=asked.seed)
         folder.mkdir(parents=True)
         return perform(offered, send, ready, folder, crew, asked=asked, arm=arm, watch=watch)
