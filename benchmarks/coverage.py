@@ -20,7 +20,7 @@ from tenants import bootstrap
 
 SHARE = 0.6  # of the load that is the urgent tenant's
 Q = 0.95
-BLOCKS = 12
+BLOCKS = 8
 
 
 class Setting(NamedTuple):
@@ -117,7 +117,7 @@ def main() -> None:
     parser.add_argument("--experiments", type=int, default=2000)
     parser.add_argument("--load", type=float, nargs="*", default=[0.5, 0.8])
     parser.add_argument("--trials", type=int, nargs="*", default=[3, 5, 10])
-    parser.add_argument("--requests", type=int, nargs="*", default=[200, 1000, 4000])
+    parser.add_argument("--requests", type=int, nargs="*", default=[200, 1000, 4000, 16000])
     parser.add_argument("--sigma", type=float, nargs="*", default=[0.05])
     asked = parser.parse_args()
     print(

@@ -290,17 +290,15 @@ def one(
 ) -> Ran:
     """A run from its offer to its folder, with prompts of its own: no other run has warmed the server for it.
 
-    Args:
-        offered, asked, send, target, folder, arm, watch: as for `perform`; the folder is made here.
-        crew: workers that were started before; ended here.
+    As `perform`, but the folder is made here; a crew that was started before is ended here.
 
     Raises:
         Refused, replay.run.Interrupted
     """
-    with crew or Crew(workers_for(offered.plan, send)) as crew:
+    with crew or Crew(workers_for(offered.plan, send)) as workers:
         ready = prepare(offered, send, target, seed=asked.seed)
         folder.mkdir(parents=True)
-        return perform(offered, send, ready, folder, crew, asked=asked, arm=arm, watch=watch)
+        return perform(offered, send, ready, folder, workers, asked=asked, arm=arm, watch=watch)
 
 
 def write_document(folder: Path, document: dict[str, Any]) -> None:

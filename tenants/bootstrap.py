@@ -1,26 +1,30 @@
-"""How sure a number is that was measured in several trials: a bootstrap in two levels.
+"""How sure a number is that was measured in several trials: resampling in two levels.
 
 Requests of one run are no independent draws: neighbours share a queue, and all share the state of the machine that day.
 So two things are resampled, never single requests:
 
-    trials   whole runs, each with all its arms. What this varies by, S, holds both what differs between runs and
-             what happened by chance within them
-    blocks   stretches of due time, the same ones in every arm of a trial, longer than requests stay alike. What this
-             varies by, W, is chance within the runs alone
+    trials   whole runs, each with all its arms, one left out at a time (the jackknife: Quenouille 1956, Tukey 1958).
+             S holds both what differs between runs and what happened by chance within them:
+             S = (T − 1) / T · Σ (value without trial t − their mean)²
+    blocks   stretches of due time, the same ones in every arm of a trial, longer than requests stay alike, drawn with
+             replacement (moving from Künsch 1989). W is chance within the runs alone
 
-Drawing one within the other, as the textbook two-level bootstrap does, counts W twice, and with few trials it misses
-a factor T / (T − 1) of S (Davison and Hinkley 1997, section 3.8). So the levels are drawn apart and put together:
+The textbook two-level bootstrap draws one within the other: that counts W twice, and with few trials it misses a factor
+T / (T − 1) of S (Davison and Hinkley 1997, section 3.8); drawing three trials with replacement also ties values, which
+widens the interval of a tail quantile (98 % instead of 95 % with 200 requests a run). So the levels are taken apart:
 
-    trials of different arrivals     variance = S · T / (T − 1)           dof = T − 1
-    trials that repeat one plan      variance = S · T / (T − 1) + W       dof by Satterthwaite 1946: S cannot know what
-                                     (blocks drawn alike in all trials)   other arrivals would have done, W can
+    trials of different arrivals     variance = S         dof = T − 1
+    trials that repeat one plan      variance = S + W     dof by Satterthwaite 1946: S cannot know what other arrivals
+                                                          would have done; W can (a block is drawn in all trials)
     interval                         value ± t(dof) · √variance           ratios in logarithms
 
 Whole trials as the unit is the method of independent replications (Law 2015, section 9.5.2): it holds whatever makes
 runs differ. Its price is an honest one: with three trials t is 4.30, with five 2.78, with ten 2.26.
 
-No interval is given for fewer than two trials, or where the tail beyond the quantile holds too few requests that are
-worth an independent one (`effective`); the caller says inconclusive. Coverage measured: docs/isolation.md.
+A run must also be long against how long its queue remembers: in a short one no quantile of a busy server has settled.
+No interval is given for fewer than two trials, or where the tail of a run holds too few requests that are worth an
+independent one (`effective`). What there would be is kept as `rough` and the caller says inconclusive. Coverage
+measured: docs/isolation.md.
 """
 
 from __future__ import annotations
@@ -37,11 +41,10 @@ Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.float32]  # (draws, trials, blocks): how often each block counts in a draw
 Statistic = Callable[[Counts], Floats]  # one value per draw
 
-DRAWS = 600
+DRAWS = 400
 CONFIDENCE = 0.95
 FLOOR = 0.02  # S never counts as less than this part of W: trials that agree by chance prove nothing
-ENOUGH_BEYOND = 8.0  # requests beyond the quantile, each worth an independent one, that an interval needs
-_AT_ONCE = 4_000_000  # weights in memory
+ENOUGH_BEYOND = 8.0  # requests of a run beyond the quantile, each worth an independent one, that an interval needs
 
 
 class Sample(NamedTuple):
@@ -61,6 +64,7 @@ class Estimate(NamedTuple):
     se: float  # of one trial, in the scale of the interval (logarithms for ratios); NaN where unknown
     trials: int
     why: str = ""
+    rough: tuple[float, float] | None = None  # what the interval would be if the runs were long enough
 
     @property
     def ci(self) -> tuple[float, float] | None:
@@ -88,20 +92,33 @@ def sample(values: Sequence[Floats], due: Sequence[Floats], *, begin: float, blo
 
 
 def quantile(found: Sample, q: float) -> Statistic:
-    """The q-quantile (inverted_cdf) of a sample, pooled over trials, as a statistic of resampled counts."""
+    """The q-quantile (inverted_cdf) of a sample, pooled over trials, as a statistic of resampled counts.
+
+    Exact, in two looks: how many rows each draw has below every √n-th value is one matrix product of the cells' counts
+    with the draws; the stretch between two of them is then looked through row by row.
+    """
+    n = len(found.values)
+    stride = max(1, math.isqrt(n))
+    edges = np.arange(0, n, stride)
 
     def of(counts: Counts) -> Floats:
-        result = np.full(len(counts), np.nan)
-        if len(found.values) == 0:
-            return result
-        rows = max(1, _AT_ONCE // len(found.values))
-        for start in range(0, len(counts), rows):
-            weight = counts[start : start + rows, found.trial, found.block]
-            below = np.cumsum(weight, axis=1, dtype=np.float64)
-            total = below[:, -1:]
-            at = (below >= q * total - 1e-9).argmax(axis=1)
-            result[start : start + rows] = np.where(total[:, 0] > 0, found.values[at], np.nan)
-        return result
+        if n == 0:
+            return np.full(len(counts), np.nan)
+        _, trials, blocks = counts.shape
+        cell = found.trial * blocks + found.block
+        cells = trials * blocks
+        held = np.bincount(np.arange(n) // stride * cells + cell, minlength=len(edges) * cells)
+        held = held.reshape(len(edges), cells).astype(np.float32)
+        flat = counts.reshape(len(counts), -1)
+        below = np.cumsum(flat @ held.T, axis=1, dtype=np.float64)  # rows up to the end of each stretch
+        wanted = q * below[:, -1] - 1e-9
+        stretch = (below >= wanted[:, None]).argmax(axis=1)
+        before = np.where(stretch > 0, below[np.arange(len(counts)), stretch - 1], 0.0)
+        rows = np.minimum(edges[stretch][:, None] + np.arange(stride), n - 1)
+        weight = np.take_along_axis(flat, cell[rows], axis=1)
+        reached = before[:, None] + np.cumsum(weight, axis=1) >= wanted[:, None]
+        values = found.values[rows[np.arange(len(counts)), reached.argmax(axis=1)]]
+        return np.where(below[:, -1] > 0, values, np.nan)
 
     return of
 
@@ -123,30 +140,30 @@ class Levels(NamedTuple):
     """The draws of an experiment, the same for every number taken from it."""
 
     whole: Counts  # (1, trials, blocks): everything once
-    trials: Counts
+    trials: Counts  # each left out once
     blocks: Counts
     same_plan: bool
 
 
 def levels(trials: int, blocks: int, *, same_plan: bool, seed: int = 0, draws: int = DRAWS) -> Levels:
-    """Draw both levels.
+    """Both levels: every trial left out once, and blocks drawn.
 
     Args:
         trials: how many.
         blocks: of due time in each.
         same_plan: every trial repeated the same arrivals, so a block is drawn in all trials or in none.
         seed: of the draws.
-        draws: how many of each.
+        draws: how many of the blocks.
     """
     rng = np.random.default_rng(seed)
-    by_trial = rng.multinomial(trials, np.full(trials, 1 / trials), size=draws)
+    without_one = 1 - np.eye(trials)
     shape = (draws,) if same_plan else (draws, trials)
     by_block = rng.multinomial(blocks, np.full(blocks, 1 / blocks), size=shape)
     if same_plan:
         by_block = np.broadcast_to(by_block[:, None, :], (draws, trials, blocks))
     return Levels(
         whole=np.ones((1, trials, blocks), dtype=np.float32),
-        trials=np.repeat(by_trial[:, :, None], blocks, axis=2).astype(np.float32),
+        trials=np.repeat(without_one[:, :, None], blocks, axis=2).astype(np.float32),
         blocks=np.asarray(by_block, dtype=np.float32),
         same_plan=same_plan,
     )
@@ -168,19 +185,24 @@ def estimate(
     trials = drawn.whole.shape[1]
     if trials < 2:
         why = "a single trial cannot tell what differs between runs from what differs between arms"
-    if why or math.isnan(value):
+    if trials < 2 or math.isnan(value):
         return Estimate(value, None, None, math.nan, trials, why or "nothing was measured")
     of_trials, of_blocks = statistic(drawn.trials), statistic(drawn.blocks)
     if math.isinf(value):
         return Estimate(value, value, value, math.nan, trials, "more requests failed than the quantile leaves out")
-    usable = [values[np.isfinite(values) & ((values > 0) | (not log))] for values in (of_trials, of_blocks)]
-    between, within = (float(np.var(np.log(v) if log else v)) if len(v) > 1 else 0.0 for v in usable)
-    error, dof = _combined(between * trials / (trials - 1), within, drawn)
+    if log:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            of_trials, of_blocks = np.log(of_trials), np.log(of_blocks)
+    left, drawn_values = of_trials[np.isfinite(of_trials)], of_blocks[np.isfinite(of_blocks)]
+    between = (trials - 1) * float(np.var(left)) if len(left) else 0.0
+    error, dof = _combined(between, float(np.var(drawn_values)) if len(drawn_values) else 0.0, drawn)
     half = _t(dof, confidence) * error
     low, high = (value * math.exp(-half), value * math.exp(half)) if log else (value - half, value + half)
     tail = (1 - confidence) / 2
-    if np.isinf(of_trials).mean() > tail or np.isinf(of_blocks).mean() > tail:
+    if (of_trials == np.inf).any() or (of_blocks == np.inf).mean() > tail:
         high = math.inf  # failures are so many that the quantile is one of them in some draws
+    if why:
+        return Estimate(value, None, None, error * math.sqrt(trials), trials, why, (low, high))
     return Estimate(value, low, high, error * math.sqrt(trials), trials)
 
 
@@ -201,34 +223,38 @@ def _t(dof: float, confidence: float) -> float:
     return float(special.stdtrit(dof, 0.5 + confidence / 2))
 
 
-def effective(found: Sample, q: float) -> float:
-    """How many independent requests a sample is worth for its q-quantile.
+def effective(found: Sample) -> float:
+    """How many independent requests a sample is worth.
 
-    n / d with the design effect d = variance of the blocks' numbers of values beyond the quantile / what a binomial
-    would have, at least 1 (Kish 1965; Wilson and Pritsker's batching argument for correlated output).
+    n / d with the design effect d = variance of the blocks' sums of ranks / what independent ranks would have (1/12 a
+    row), at least 1 (Kish 1965). Ranks, not the tail alone: of those there are enough to tell.
     """
     n = len(found.values)
     if n == 0:
         return 0.0
-    beyond = np.arange(n) >= math.ceil(n * q)
+    ranks = (np.arange(n) + 0.5) / n - 0.5
     cell = found.trial * (int(found.block.max()) + 1) + found.block
-    sums = np.bincount(cell, weights=beyond, minlength=int(cell.max()) + 1)
-    sizes = np.bincount(cell, minlength=int(cell.max()) + 1)
-    share = beyond.mean()
-    spread = float(((sums - share * sizes) ** 2).sum())
-    expected = n * share * (1 - share)
-    return n / max(1.0, spread / expected) if expected > 0 else float(n)
+    sums = np.bincount(cell, weights=ranks)
+    return n / max(1.0, float((sums**2).sum()) / (n / 12))
 
 
 def too_few(found: Sample, q: float, name: str = "") -> str:
     """Why a sample is too small for an interval of its q-quantile; empty when it is not."""
-    worth = effective(found, q)
+    trials = len(np.unique(found.trial)) or 1
+    worth = effective(found) / trials
     if worth * (1 - q) >= ENOUGH_BEYOND:
         return ""
+    arm = f"{name}: " if name else ""
     return (
-        f"{name + ': ' if name else ''}{len(found.values):,} requests, alike enough to be worth {worth:,.0f}, "
+        f"{arm}runs too short: {len(found.values) // trials:,} requests each, alike enough to be worth {worth:,.0f}, "
         f"leave {worth * (1 - q):.1f} beyond P{q * 100:g}; {ENOUGH_BEYOND:.0f} are needed"
     )
+
+
+def times_longer(found: Sample, q: float) -> float:
+    """How many times as long the runs must be for an interval, requests as alike as they are; 1: long enough."""
+    trials = len(np.unique(found.trial)) or 1
+    return max(1.0, ENOUGH_BEYOND / max(effective(found) / trials * (1 - q), 1e-9))
 
 
 def trials_to_settle(found: Estimate, limit: float, *, log: bool = True, confidence: float = CONFIDENCE) -> int | None:

@@ -57,6 +57,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     n: int | None = None
     infinite: bool = False
     why: str | None = None
+    rough: tuple[float | None, float | None] | None = None  # an interval of runs too short to stand up
     trials_to_settle: int | None = None
 
 
@@ -304,6 +305,7 @@ def _effect(work: _Experiment, name: str, rule: Rule, arm: str) -> Effect:
     here, alone = work.sample(arm, name, metric), work.sample(ALONE, name, metric)
     ratio = work.ratio(here, alone, q, (arm, ALONE))
     contention = share = None
+    untagged = alone
     if UNTAGGED in work.arms_of(name):
         untagged = work.sample(UNTAGGED, name, metric)
         contention = work.ratio(untagged, alone, q, (UNTAGGED, ALONE))
@@ -312,6 +314,8 @@ def _effect(work: _Experiment, name: str, rule: Rule, arm: str) -> Effect:
     settle = None
     if verdict == INCONCLUSIVE:
         settle = bootstrap.trials_to_settle(ratio, rule.limit, confidence=work.confidence)
+    compared = [here, alone] if contention is None else [here, alone, untagged]
+    longer = max(bootstrap.times_longer(sample, q) for sample in compared)
     missed = ratio.low is not None and ratio.low > rule.limit
     measured = _measured(ratio, len(here.values), settle)
     return Effect(
@@ -322,7 +326,11 @@ def _effect(work: _Experiment, name: str, rule: Rule, arm: str) -> Effect:
         recovered_share=None if share is None else _measured(share, len(here.values)),
         verdict=verdict,
         sentence=_explain(
-            (name, rule.name, arm), rule.limit, (ratio, contention, share), (verdict, why, settle), len(here.values)
+            (name, rule.name, arm),
+            rule.limit,
+            (ratio, contention, share),
+            (verdict, why, settle),
+            (len(here.values), longer),
         ),
         bound_missed=missed,
     )
@@ -347,6 +355,8 @@ def decide(ratio: Estimate, contention: Estimate | None, share: Estimate | None,
     """The verdict and why; the rules stand in the module's docstring."""
     if ratio.ci is None:
         return INCONCLUSIVE, ratio.why
+    if math.isinf(ratio.value) and (contention is None or not math.isinf(contention.value)):
+        return LEAKY, "more of its requests failed than the quantile leaves out"
     low, high = ratio.ci
     if contention is not None:
         if contention.low is None:
@@ -510,6 +520,7 @@ def _measured(found: Estimate, n: int, settle: int | None = None) -> Measured:
         n=n,
         infinite=math.isinf(found.value),
         why=found.why or None,
+        rough=None if found.rough is None else (_finite(found.rough[0]), _finite(found.rough[1])),
         trials_to_settle=settle,
     )
 
@@ -523,12 +534,13 @@ def _explain(
     bound: float,
     numbers: tuple[Estimate, Estimate | None, Estimate | None],
     outcome: tuple[str, str, int | None],
-    n: int,
+    size: tuple[int, float],
 ) -> str:
     """The sentence that explains a verdict."""
     name, metric, arm = what
     ratio, contention, share = numbers
     verdict, why, settle = outcome
+    n, longer = size
     parts = [f"{name} is {verdict}: {metric} {arm} is {_times_text(ratio)} what it is alone (bound {bound:g}x)"]
     if contention is not None and contention.ci is not None:
         parts.append(f"untagged {_times_text(contention)}")
@@ -537,7 +549,11 @@ def _explain(
     text = ", ".join(parts)
     if why:
         text += f"; {why}"
-    if settle is not None and settle > ratio.trials:
+    if ratio.rough is not None and longer > 1:
+        text += (
+            f"; runs about {longer:.1f} times as long ({math.ceil(longer * n / ratio.trials):,} requests each) would do"
+        )
+    elif settle is not None and settle > ratio.trials:
         text += f"; about {settle} trials ({settle * n // max(1, ratio.trials):,} requests an arm) would settle it"
     return text
 

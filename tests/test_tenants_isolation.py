@@ -1,0 +1,186 @@
+"""Isolation verdicts: what each looks like, what makes it uncertain, and how it is told."""
+
+from __future__ import annotations
+
+import json
+import math
+from xml.etree import ElementTree as ET
+
+import click
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from tenants import experiment, isolation
+from tenants.bootstrap import Estimate
+from tenants.judge import judge
+from tests import made_experiments as made
+from tests.made_experiments import Made
+
+
+def told(path, *words):
+    return CliRunner().invoke(judge, [str(path), *map(str, words)], standalone_mode=False)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Folders made once, by name."""
+    root = tmp_path_factory.mktemp("experiments")
+    kinds = {
+        "isolated": Made(made.ISOLATED),
+        "leaky": Made(made.LEAKY),
+        "ineffective": Made(made.INEFFECTIVE),
+        "inverted": Made(made.INVERTED),
+        "calm": Made(made.CALM),
+        "single": Made(made.ISOLATED, trials=1),
+        "late": Made(made.ISOLATED, trials=2, late_ms=50.0),
+        "failing": Made(made.ISOLATED, failed=(("tagged", 30),)),
+        "slow rule": Made(made.ISOLATED, rules=("risk: ttft_p95 < 50ms",)),
+    }
+    return {name: made.write(root / name, kind) for name, kind in kinds.items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "verdict", "code"),
+    [
+        ("isolated", "ISOLATED", 0),
+        ("leaky", "LEAKY", 1),
+        ("ineffective", "INEFFECTIVE", 1),
+        ("inverted", "INVERTED", 1),
+        ("calm", "INCONCLUSIVE", 3),
+        ("single", "INCONCLUSIVE", 3),
+        ("late", "INVALID", 3),
+        ("slow rule", "ISOLATED", 1),
+    ],
+)
+def test_each_verdict_and_its_exit_code(folders, name, verdict, code):
+    result = told(folders[name], "--json")
+    found = json.loads(result.stdout)
+    assert found["verdict"] == verdict, found["sentence"]
+    assert result.return_value == code
+
+
+def test_the_sentence_says_why_a_verdict_is_open(folders):
+    assert "no contention" in json.loads(told(folders["calm"], "--json").stdout)["sentence"]
+    assert "single trial" in json.loads(told(folders["single"], "--json").stdout)["sentence"]
+    late = json.loads(told(folders["late"], "--json").stdout)
+    assert "client-bound" in late["reasons"][0]
+
+
+def test_the_json_has_the_shape_that_was_promised(folders):
+    found = json.loads(told(folders["leaky"], "--json").stdout)
+    risk = found["tenants"]["risk"]
+    assert risk["verdict"] == "LEAKY"
+    ratio, share = risk["interference_ratio"]["ttft_p95"], risk["recovered_share"]["ttft_p95"]
+    assert ratio["ci"][0] < 3.0 < ratio["ci"][1]
+    assert share["ci"][0] < 0.75 < share["ci"][1]
+    assert set(risk["arms"]) == {"alone", "untagged", "tagged"}
+    for arm in risk["arms"].values():
+        assert {"n", "p50", "p95", "p99"} <= set(arm["ttft_ms"])
+    assert set(found["blocking_s"]) <= {"risk", "summary"}
+    assert set(found["cost"]) == {"summary"}
+    assert found["cost"]["summary"]["output_tokens_per_s"]["value"] == pytest.approx(1.0, abs=0.02)
+    assert found["tenants"]["summary"]["verdict"] is None
+
+
+def test_a_failed_request_improves_nothing(folders):
+    """A tenth of risk's tagged requests fail: its P95 is +∞ there, so it is not isolated, whatever the others took."""
+    result = told(folders["failing"], "--json")
+    found = json.loads(result.stdout)
+    risk = found["tenants"]["risk"]
+    assert risk["arms"]["tagged"]["ttft_ms"]["infinite"] == ["p95", "p99"]
+    assert risk["interference_ratio"]["ttft_p95"]["infinite"]
+    assert found["verdict"] == "LEAKY"
+    assert result.return_value == 1
+
+
+def test_the_table_begins_and_ends_with_the_verdict(folders):
+    lines = told(folders["isolated"]).stdout.splitlines()
+    assert lines[0] == lines[-1]
+    assert lines[0].startswith("risk is ISOLATED: ttft_p95 tagged is 1.0")
+    assert any("two-level bootstrap" in line for line in lines)
+
+
+def test_junit_has_a_case_for_each_promise_and_no_green_one_that_is_open(folders, tmp_path):
+    told(folders["leaky"], "--junit", tmp_path / "leaky.xml", "--json")
+    suite = ET.parse(tmp_path / "leaky.xml").getroot()  # our own file
+    assert suite.attrib["failures"] == "1"
+    assert suite.find("testcase/failure").attrib["type"] == "LEAKY"
+    told(folders["calm"], "--junit", tmp_path / "calm.xml", "--json")
+    assert ET.parse(tmp_path / "calm.xml").getroot().attrib["errors"] == "1"
+
+
+def test_markdown_is_made_of_tables(folders, tmp_path):
+    told(folders["isolated"], "--markdown", tmp_path / "out.md", "--json")
+    text = (tmp_path / "out.md").read_text()
+    assert text.startswith("**ISOLATED** risk is ISOLATED")
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    assert len({line.count("|") for line in rows if "TTFT" in line}) == 1
+    assert any(line.startswith("|---") for line in rows)
+
+
+def test_a_baseline_fails_on_a_regression_and_not_on_chance(folders, tmp_path):
+    slower = made.write(tmp_path / "slower", Made({**made.ISOLATED, "tagged": 118.0, "alone": 113.0}))
+    same = told(folders["isolated"], "--baseline", folders["isolated"])
+    assert same.return_value == 0
+    worse = told(slower, "--baseline", folders["isolated"], "--json")
+    assert worse.return_value == 1
+    assert "risk ttft_p95" in " ".join(json.loads(worse.stdout)["regressions"])
+
+
+def test_another_arm_can_be_held_against_the_bounds(tmp_path):
+    path = made.write(tmp_path / "arms", Made({**made.LEAKY, "capped": 104.0}))
+    assert json.loads(told(path, "--arm", "capped", "--json").stdout)["verdict"] == "ISOLATED"
+    assert json.loads(told(path, "--json").stdout)["verdict"] == "LEAKY"
+
+
+def test_an_arm_that_is_not_there_is_named(folders):
+    result = told(folders["isolated"], "--arm", "capped")
+    assert "has no arm capped" in str(result.exception)
+
+
+def test_options_of_experiments_are_refused_for_a_run(tmp_path):
+    result = told(tmp_path, "--arm", "capped")
+    assert isinstance(result.exception, click.UsageError)
+
+
+def estimate(value, low, high):
+    return Estimate(value, low, high, 0.1, 3)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "contention", "share", "verdict"),
+    [
+        ((1.05, 0.95, 1.2), (8.0, 6.0, 9.0), (0.99, 0.97, 1.01), "ISOLATED"),
+        ((1.05, 0.95, 1.2), (1.1, 0.9, 1.3), (0.5, -2.0, 3.0), "INCONCLUSIVE"),
+        ((3.0, 2.5, 3.5), (8.0, 6.0, 9.0), (0.7, 0.6, 0.8), "LEAKY"),
+        ((8.0, 7.0, 9.0), (8.0, 6.0, 9.0), (0.0, -0.1, 0.1), "INEFFECTIVE"),
+        ((8.0, 7.0, 9.0), (8.0, 6.0, 9.0), (0.1, -0.1, 0.3), "INCONCLUSIVE"),
+        ((9.0, 8.0, 9.9), (5.0, 4.0, 6.0), (-1.0, -1.5, -0.5), "INVERTED"),
+        ((1.3, 1.1, 1.5), (8.0, 6.0, 9.0), (0.9, 0.8, 1.0), "INCONCLUSIVE"),
+    ],
+)
+def test_the_rules_of_the_verdict(ratio, contention, share, verdict):
+    found, _ = isolation.decide(estimate(*ratio), estimate(*contention), estimate(*share), 1.25)
+    assert found == verdict
+
+
+def test_overtaking_is_counted_by_who_was_sent_later_and_answered_first():
+    rows = made.outcomes(Made(made.CALM, rows=3), "tagged", 1)
+    from tenants.measures import rows_of
+
+    found = rows_of(rows)._replace(
+        sent_ms=np.array([0.0, 10.0, 20.0]), due_ms=np.array([0.0, 10.0, 20.0]), ttft_ms=np.array([100.0, 5.0, 10.0])
+    )
+    risk = found.tenant == found.names.index("risk")
+    assert isolation.overtaken(found, risk).tolist() == [True, False]
+
+
+def test_trials_that_lack_an_arm_are_left_out(tmp_path):
+    path = made.write(tmp_path / "cut", Made(made.ISOLATED, trials=3))
+    document = json.loads((path / "experiment.json").read_text())
+    document["runs"] = [run for run in document["runs"] if (run["trial"], run["arm"]) != (3, "tagged")]
+    (path / "experiment.json").write_text(json.dumps(document))
+    found = experiment.judged(experiment.load(path))
+    assert found.isolation.trials == 2
+    assert math.isfinite(found.isolation.tenants["risk"].interference_ratio["ttft_p95"].value)
