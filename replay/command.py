@@ -109,11 +109,31 @@ def run_once(
         workers.grow(session.workers_for(offered.plan, send))
         ready = session.checked(offered, send, session.prepare(offered, send, target, seed=offer.seed), workers.workers)
         _announce(offered, send, ready, workers.workers)
+        warnings = _asked_by_behaviour(offered, send, target)
         folder.mkdir(parents=True)
         with LiveView(_title(offer, ready), rules) as view:
-            ran = session.perform(offered, send, ready, folder, workers, asked=offer, watch=view.update)
+            ran = session.perform(
+                offered, send, ready, folder, workers, asked=offer, watch=view.update, warnings=warnings
+            )
     draw(folder)
     return ran
+
+
+def _asked_by_behaviour(offered: Offered, send: SendOptions, target: Target) -> list[str]:
+    """What a quick probe has to say against the tags of this run; nothing where priority is honoured.
+
+    Asked only where tenants have different ranks and the run lasts long enough to be worth some seconds more.
+    """
+    from replay import probe
+    from traces.units import NS_PER_S
+
+    ranks = set(offered.plan.rank.tolist())
+    if not send.probe or len(ranks) < 2 or offered.plan.span_ns < probe.WORTH_S * NS_PER_S:
+        return []
+    click.echo("probe    a few seconds: does the server honour priority? (--no-probe leaves it out)", err=True)
+    answer = probe.quick(target, send)
+    click.echo(f"probe    priority: {answer.priority}", err=True)
+    return probe.warning(answer)
 
 
 def _title(offer: OfferOptions, ready: Ready) -> str:

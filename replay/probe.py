@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 HONOURED, IGNORED, INVERTED, REJECTED, INCONCLUSIVE = "honoured", "ignored", "inverted", "rejected", "inconclusive"
 ROUNDS = 3
+WORTH_S = 30.0  # a run shorter than this is not kept waiting for a probe
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,6 +108,16 @@ def quick(target: Target, send: SendOptions, *, endpoint: str = "completions") -
         return Answer(priority=INCONCLUSIVE, evidence=(str(error),))
     except Refused as error:
         return Answer(priority=INCONCLUSIVE, evidence=(f"the probe could not run: {error}",))
+
+
+def warning(answer: Answer) -> list[str]:
+    """What a report must say of the tags of its run: nothing where they are honoured or nothing is known."""
+    said = {
+        IGNORED: "PRIORITY HAS NO EFFECT on this server: it takes the tag and ignores it (replay probe)",
+        INVERTED: "PRIORITY IS INVERTED on this server: the least urgent go first; see --dialect (replay probe)",
+        REJECTED: "PRIORITY IS REJECTED by this server: see --dialect (replay probe)",
+    }
+    return [said[answer.priority]] if answer.priority in said else []
 
 
 def look(

@@ -227,12 +227,17 @@ def effective(found: Sample) -> float:
     """How many independent requests a sample is worth.
 
     n / d with the design effect d = variance of the blocks' sums of ranks / what independent ranks would have (1/12 a
-    row), at least 1 (Kish 1965). Ranks, not the tail alone: of those there are enough to tell.
+    row), at least 1 (Kish 1965). Ranks within each run, for what differs between runs is S's affair; not the tail
+    alone, which is too small to tell.
     """
     n = len(found.values)
     if n == 0:
         return 0.0
-    ranks = (np.arange(n) + 0.5) / n - 0.5
+    by_trial = np.argsort(found.trial, kind="stable")  # values are sorted already, so they stay so within a trial
+    sizes = np.bincount(found.trial)
+    begins = np.repeat(np.cumsum(sizes) - sizes, sizes)
+    ranks = np.empty(n)
+    ranks[by_trial] = (np.arange(n) - begins + 0.5) / np.repeat(sizes, sizes) - 0.5
     cell = found.trial * (int(found.block.max()) + 1) + found.block
     sums = np.bincount(cell, weights=ranks)
     return n / max(1.0, float((sums**2).sum()) / (n / 12))

@@ -208,7 +208,8 @@ def _more(causes: Sequence[Cause]) -> list[str]:
 def _facts(console: Console, name: str, lines: Sequence[str]) -> None:
     """A word, then one line each."""
     for number, line in enumerate(lines):
-        console.print(Text.assemble((f"{name if number == 0 else '':<9}", "dim"), line), soft_wrap=True)
+        style = "bold red" if line.startswith("PRIORITY ") else ""
+        console.print(Text.assemble((f"{name if number == 0 else '':<9}", "dim"), (line, style)), soft_wrap=True)
 
 
 def _table(console: Console, columns: Sequence[Column], styles: Sequence[str] = ()) -> None:

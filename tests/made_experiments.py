@@ -21,7 +21,7 @@ class Made(NamedTuple):
     """Median TTFT in ms of risk by arm, and what else is odd."""
 
     risk_ms: dict[str, float]
-    trials: int = 5
+    trials: int = 4
     rows: int = 600
     between: float = 0.03  # deviation of the logarithm between runs
     failed: tuple[tuple[str, int], ...] = ()
@@ -66,9 +66,6 @@ def outcomes(made: Made, arm: str, trial: int, only: str | None = None):
         "outcome": ["truncated" if bad else "ok" for bad in broken[keep]],
         "input_tokens": [100] * len(keep),
         "output_tokens": [None if bad else 10 for bad in broken[keep]],
-        "chunk_ns": [
-            [] if first is None else [first + 10 * MS * k for k in range(10)] for first in rows["first_token_ns"]
-        ],
     }
     return table(rows, Metadata())
 

@@ -33,7 +33,7 @@ def folders(tmp_path_factory):
         "inverted": Made(made.INVERTED),
         "calm": Made(made.CALM),
         "single": Made(made.ISOLATED, trials=1),
-        "late": Made(made.ISOLATED, trials=2, late_ms=50.0),
+        "late": Made(made.ISOLATED, trials=1, late_ms=50.0),
         "failing": Made(made.ISOLATED, failed=(("tagged", 30),)),
         "slow rule": Made(made.ISOLATED, rules=("risk: ttft_p95 < 50ms",)),
     }
