@@ -1,6 +1,6 @@
 """Write a trace of two tenants, made of nothing but a seed: risk asks short questions, summary writes long answers.
 
-    python examples/risk-and-summary/trace.py mix.parquet --minutes 4 --risk 0.8 --summary 0.2 --summary-tokens 1500
+python examples/risk-and-summary/trace.py mix.parquet --minutes 4 --risk 0.8 --summary 0.2 --summary-tokens 1500
 """
 
 from __future__ import annotations
