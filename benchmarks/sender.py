@@ -261,7 +261,7 @@ def start_up(server: Truth, folder: Path) -> dict[str, float]:
         "with both": (),
     }.items():
         server.set(ttft_ms=1)
-        write_trace(folder / "trace.parquet", 10_000, 4, 5000)
+        write_trace(folder / "trace.parquet", 10_000, 4, 1000)
         shutil.rmtree(folder / "run", ignore_errors=True)
         began_ns = time.monotonic_ns()
         spend(
@@ -279,7 +279,8 @@ def start_up(server: Truth, folder: Path) -> dict[str, float]:
         )
         log = server.log()
         ours_only = [index for index, name in enumerate(log.ids) if name.startswith("convoy-")]
-        found[name] = float((log.first_byte_ns[ours_only].min() - began_ns) / 1e9)
+        # Without a request the self-check refused the plan: this machine is too busy to say.
+        found[name] = float((log.first_byte_ns[ours_only].min() - began_ns) / 1e9) if ours_only else float("nan")
     times = []
     for _ in range(5):
         began = time.monotonic()
