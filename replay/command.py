@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 import time
@@ -67,7 +68,7 @@ def replay(
         except Refused as error:
             raise click.UsageError(str(error)) from error
         except Interrupted:
-            click.echo(f"interrupted twice: left at once, what there is stands in {folder}", err=True)
+            click.echo(f"interrupted twice: left at once, what had come back is in {folder}/outcomes.parquet", err=True)
             return EXIT_INTERRUPTED
     return _print_result(ran, as_json=as_json)
 
@@ -80,6 +81,9 @@ def check(offer: OfferOptions, send: SendOptions, out: Path | None) -> None:
     """
     if out is not None and out.exists():
         raise click.UsageError(f"--out {out} exists: name a new folder, results are never overwritten")
+    above = next((path for path in out.absolute().parents if path.exists()), None) if out is not None else None
+    if above is not None and not (above.is_dir() and os.access(above, os.W_OK)):
+        raise click.UsageError(f"--out {out} cannot be made: {above} is no folder that can be written to")
     if send.concurrency is not None and offer.cap:
         raise click.UsageError("--cap and --concurrency exclude each other: users of a closed loop are capped already")
     if send.target is not None:
@@ -110,7 +114,10 @@ def run_once(
         ready = session.checked(offered, send, session.prepare(offered, send, target, seed=offer.seed), workers.workers)
         _announce(offered, send, ready, workers.workers)
         warnings = _asked_by_behaviour(offered, send, target)
-        folder.mkdir(parents=True)
+        try:
+            folder.mkdir(parents=True)
+        except OSError as error:
+            raise click.UsageError(f"--out {folder} cannot be made: {error.strerror}") from error
         with LiveView(_title(offer, ready), rules) as view:
             ran = session.perform(
                 offered, send, ready, folder, workers, asked=offer, watch=view.update, warnings=warnings

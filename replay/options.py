@@ -312,6 +312,11 @@ def make_offer(options: OfferOptions) -> Offered:
     trace = mix.assign(trace, chosen, seed=options.seed, by=options.assign, others=options.others)
     trace, reports = reshape.apply(trace, options.shape, seed=options.seed)
     plan = planning.build(trace, turns=options.turns, endpoint=options.endpoint, warmup_ns=options.warmup_ns)
+    if plan.rows and planning.counts(plan)["warmup"] == plan.rows:
+        raise click.UsageError(
+            f"--warmup {span_text(options.warmup_ns)} leaves nothing to measure: "
+            f"the plan lasts {span_text(plan.span_ns)}"
+        )
     rules = tuple(sla.parse(text) for text in options.sla)
     tenants = _tenants(plan, chosen)
     try:

@@ -7,7 +7,8 @@
     folder/outcomes.parquet          one row per request of the plan, in order of sending, the unsent ones too
 
 Nothing here can hang: a worker that dies or falls silent is given up (its rows up to its last second are kept, the
-rest are `unsent`), and the first interrupt ends the run in seconds, the second at once.
+rest are `unsent`), and the first interrupt ends the run in seconds, the second at once, with the rows that the workers
+had written.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ def run(
         watch: called ten times a second with the state of the run.
 
     Raises:
-        Interrupted: a second Ctrl-C.
+        Interrupted: a second Ctrl-C; what the workers had written is in the outcome file all the same.
     """
     work = folder / ".work"
     work.mkdir()
@@ -106,27 +107,32 @@ def run(
     np.save(work / "owner.npy", planning.shard(plan, crew.workers, tuple(capped)))
     counters = Counters.create(work / "counters", crew.workers, plan.tenants)
     caps = {plan.tenants.index(name): cap for name, cap in capped.items() if name in plan.tenants}
+    parts = [work / f"part-{worker}.arrow" for worker in range(crew.workers)]
     with _interrupts() as interrupts:
         watcher = _Watcher(crew, counters, _View(plan, watch), interrupts)
-        for worker in range(crew.workers):
-            mine = msgspec.structs.replace(
-                job,
-                folder=str(work),
-                worker=worker,
-                workers=crew.workers,
-                caps=caps,
-                concurrency=_users(job.concurrency, worker, crew.workers),
-            )
-            crew.order(worker, msgspec.json.encode(mine))
-        watcher.until_ready()
-        start_ns = time.monotonic_ns() + LEAD_NS
-        start_unix_ns = time.time_ns() + LEAD_NS
-        for worker in range(crew.workers):
-            crew.order(worker, b"go %d" % start_ns)
-        watcher.until_done(start_ns)
+        try:
+            for worker in range(crew.workers):
+                mine = msgspec.structs.replace(
+                    job,
+                    folder=str(work),
+                    worker=worker,
+                    workers=crew.workers,
+                    caps=caps,
+                    concurrency=_users(job.concurrency, worker, crew.workers),
+                )
+                crew.order(worker, msgspec.json.encode(mine))
+            watcher.until_ready()
+            start_ns = time.monotonic_ns() + LEAD_NS
+            start_unix_ns = time.time_ns() + LEAD_NS
+            for worker in range(crew.workers):
+                crew.order(worker, b"go %d" % start_ns)
+            watcher.until_done(start_ns)
+        except Interrupted:
+            crew.kill()
+            merge(plan, parts, folder / "outcomes.parquet", models=models, metadata=metadata, arm=arm)
+            raise
         wall_s = (time.monotonic_ns() - start_ns) / NS_PER_S
     counters.close()
-    parts = [work / f"part-{worker}.arrow" for worker in range(crew.workers)]
     written = merge(plan, parts, folder / "outcomes.parquet", models=models, metadata=metadata, arm=arm)
     shutil.rmtree(work)
     return Result(

@@ -116,7 +116,8 @@ def server(send: SendOptions, engine: EngineOptions) -> Iterator[Target]:
         with child.running(*engine.arguments()) as url:
             yield preflight.parse_target(url)
     except child.EngineFailed as error:
-        raise Refused(f"the embedded engine did not start: {error}") from error
+        said = str(error).removeprefix("replay: ").removesuffix(" (try: replay serve --help)")
+        raise Refused(f"the embedded engine did not start: {said}") from error
 
 
 def prepare(offered: Offered, send: SendOptions, target: Target, *, seed: int = 0) -> Ready:
@@ -387,7 +388,13 @@ def _tls(send: SendOptions) -> Any:
 
     if send.insecure:
         return ssl._create_unverified_context()  # noqa: S323, SLF001 - the user asked for it
-    return ssl.create_default_context(cafile=send.ca_file) if send.ca_file else None
+    if send.ca_file is None:
+        return None
+    try:
+        return ssl.create_default_context(cafile=send.ca_file)
+    except OSError as error:  # an SSLError is one: the file holds no certificate
+        why = "no certificate in it" if isinstance(error, ssl.SSLError) else error.strerror
+        raise Refused(f"--ca-file {send.ca_file}: {why}") from error
 
 
 def _deviation(outcomes: Any) -> list[str]:

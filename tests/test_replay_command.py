@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from replay.engine import child
+from replay.rows import read_part
 from tests.faulty_server import Do, faulty, good
 from traces import parquet, shell
 from traces.record import Metadata, table
@@ -105,6 +106,14 @@ WRONG = {
     "a model that does not exist": (["{trace}", "--target", "{engine}", "--model", "gpt-9"], "no such model; it has"),
     "an output folder that exists": (["{trace}", "--out", "{folder}"], "exists"),
     "an unknown dialect": (["{trace}", "--dialect", "klingon"], "no dialect 'klingon'"),
+    "an output folder that cannot be": (["{trace}", "--target", "{engine}", "--out", "{csv}/run"], "cannot be made"),
+    "authorities that are not there": (
+        ["{trace}", "--target", "{engine}", "--ca-file", "no.pem"],
+        "--ca-file no.pem: No such",
+    ),
+    "authorities that are none": (["{trace}", "--target", "{engine}", "--ca-file", "{csv}"], "no certificate in it"),
+    "nothing but warm-up": (["{trace}", "--warmup", "1h"], "--warmup 3,600.0 s leaves nothing to measure"),
+    "a policy that the embedded engine lacks": (["{trace}", "--policy", "lottery"], "did not start: Invalid value"),
     "a mistyped option": (["{trace}", "--spede", "2x"], "--speed"),
 }
 
@@ -258,17 +267,22 @@ def test_an_interrupt_saves_what_there_is_and_exits_130(tmp_path, number):
     assert "interrupted" in lines[0]
 
 
-def test_a_second_interrupt_leaves_at_once(tmp_path):
+def test_a_second_interrupt_leaves_at_once_with_the_rows_that_had_come_back(tmp_path):
     path = write_trace(tmp_path / "t.parquet", range(0, 20_000, 50))
     with (
         faulty(lambda r: good(3)) as server,
         program(path, "--target", server.url, "--out", str(tmp_path / "run"), *PATIENT) as process,
     ):
-        server.wait_for(lambda it: len(it.requests) > 5, 30)
+        part = tmp_path / "run" / ".work" / "part-0.arrow"
+        server.wait_for(lambda _: part.exists() and any(read_part(part)), 30)
         process.send_signal(signal.SIGINT)
         process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=30)
-    assert process.returncode == 130
+        _, err = process.communicate(timeout=30)
+    assert process.returncode == 130, err
+    assert "outcomes.parquet" in err
+    seen = parquet.read(tmp_path / "run" / "outcomes.parquet").column("outcome").to_pylist()
+    assert len(seen) == 400
+    assert {"ok", "unsent"} <= set(seen)
 
 
 def test_without_a_target_the_embedded_engine_is_started_and_ended(tagged, tmp_path):
