@@ -17,7 +17,6 @@ from tenants import folder as folders
 from tenants.blocking import Blocker, blockers, blocking
 from tenants.folder import Run
 from tenants.isolation import ALONE, INCONCLUSIVE, ArmRun, Isolation, judge
-from tenants.steps import seen
 from tenants.tenant import Tenant
 from traces.errors import BadFile
 
@@ -162,7 +161,7 @@ def named(outcomes: pa.Table, blocker: Blocker) -> dict[str, Any]:
     """A blocker as people read it: who it was, its lengths, whom it held up and how long."""
     columns = [c for c in ("request_id", "tenant", "input_tokens", "output_tokens") if c in outcomes.schema.names]
     row: dict[str, Any] = outcomes.select(columns).slice(blocker.request, 1).to_pylist()[0]
-    sent_ns = int(seen(outcomes).sent_ns[blocker.request])
+    sent_ns = outcomes.column("sent_ns")[blocker.request].as_py() or 0
     return row | {
         "sent_s": round(sent_ns / 1e9, 3),
         "blocked_s": round(blocker.blocked_ns / 1e9, 3),

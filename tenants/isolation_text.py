@@ -93,6 +93,18 @@ def print_isolation(found: Judged, console: Console, *, folder: str | None = Non
     console.print(verdict, soft_wrap=True)
 
 
+def print_blocking(held: BlockingOfArm, console: Console) -> None:
+    """Who waited for whom in one run, and the worst single blockers."""
+    made = [(f"Who waited for whom, seconds ({held.source}; {held.unexplained_share:.0%} unexplained)", matrix(held))]
+    if held.worst:
+        made.append(("Worst single blockers", _worst(held)))
+    for heading, table in made:
+        console.print(Text(heading, "bold"), soft_wrap=True)
+        for line in lines(table, console.width):
+            console.print(line, no_wrap=True, soft_wrap=True)
+        console.print()
+
+
 def tables(found: Judged) -> list[tuple[str, list[Column]]]:
     """Every table with its heading; both the terminal's and Markdown's."""
     made = [("Each tenant in each arm (95 % intervals over trials)", _arms(found))]

@@ -8,14 +8,18 @@ The rules are those of the run, or those given here: a run can be judged again b
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from traces.shell import EXIT_FAIL, EXIT_INTERRUPTED, EXIT_PASS, EXIT_UNJUDGED, parsed
 
 if TYPE_CHECKING:
-    from tenants.experiment import Experiment
+    from collections.abc import Callable
+
+    from rich.console import Console
+
+    from tenants.experiment import BlockingOfArm, Experiment
     from tenants.folder import Run
     from tenants.sla import Rule
     from tenants.summary import Summary
@@ -73,10 +77,13 @@ def judge(
         tenants = nouns.load(described) if described else ()
         loaded = [again(run, tenants, rules) for run in loaded]
     if as_json:
-        click.echo(to_json_of_runs([(run.name, run.summary) for run in loaded]))
+        found = to_json_of_runs([(run.name, run.summary) for run in loaded])
+        click.echo(_with_blocking(found, loaded[0]) if len(loaded) == 1 else found)
     elif len(loaded) == 1:
         causes = failures.causes(loaded[0].outcomes)
-        terminal.print_result(loaded[0].summary, terminal.stdout_console(), folder=runs[0], causes=causes)
+        terminal.print_result(
+            loaded[0].summary, terminal.stdout_console(), folder=runs[0], causes=causes, more=_blocking_of(loaded[0])
+        )
     else:
         terminal.print_comparison([(run.name, run.summary) for run in loaded], terminal.stdout_console())
     code = worst_exit([run.summary for run in loaded])
@@ -84,6 +91,31 @@ def judge(
     for text in worse:
         click.echo(f"worse than the baseline: {text}", err=True)
     return EXIT_FAIL if worse and code in {EXIT_PASS, EXIT_UNJUDGED} else code
+
+
+def _blocking(run: Run) -> BlockingOfArm:
+    from tenants import experiment
+
+    ranks = {name: part.priority for name, part in run.summary.tenants.items() if part.priority is not None}
+    return experiment.of_runs([run.everything()], ranks)
+
+
+def _with_blocking(text: bytes, run: Run) -> bytes:
+    """The summary's JSON with the blocking matrix in it."""
+    import msgspec
+
+    document: dict[str, Any] = msgspec.json.decode(text)
+    document |= msgspec.to_builtins(_blocking(run))
+    document["verdict"] = run.summary.verdict
+    return msgspec.json.encode(document)
+
+
+def _blocking_of(run: Run) -> Callable[[Console], None]:
+    """What prints the blocking of a run."""
+    from tenants import isolation_text
+
+    found = _blocking(run)
+    return lambda console: isolation_text.print_blocking(found, console)
 
 
 def judge_experiment(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TextIO
 
@@ -40,6 +40,7 @@ def print_result(
     folder: str | Path | None = None,
     causes: Sequence[Cause] = (),
     again: str | None = None,
+    more: Callable[[Console], None] | None = None,
 ) -> None:
     """Print a run's result.
 
@@ -49,6 +50,7 @@ def print_result(
         folder: the run folder, named with the files in it.
         causes: failures by cause.
         again: the command that repeats the run.
+        more: prints further tables before the facts.
     """
     _verdict(summary, console)
     console.print()
@@ -58,6 +60,8 @@ def print_result(
     console.print()
     _table(console, count_columns(summary.tenants))
     console.print()
+    if more is not None:
+        more(console)
     _facts(console, "failed", [cause.text for cause in causes[:MOST_CAUSES]] + _more(causes))
     _facts(console, "trust", [trust(summary)])
     _facts(console, "note", list(summary.warnings))

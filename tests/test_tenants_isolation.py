@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from xml.etree import ElementTree as ET
@@ -18,6 +19,7 @@ from tests import made_experiments as made
 from tests.made_experiments import Made
 
 
+@functools.cache
 def told(path, *words):
     return CliRunner().invoke(judge, [str(path), *map(str, words)], standalone_mode=False)
 

@@ -64,6 +64,7 @@ def run(*words):
         ({"rules": ["risk: ttft_p95 < 800ms"]}, [], 0),
         ({"rules": ["risk: ttft_p95 < 800ms"], "slow": 60}, [], 1),
         ({"rules": ["risk: ttft_p99 < 800ms"]}, [], 3),
+        ({"rules": ["risk: ttft_p99 < 800ms"], "rows": 60}, [], 3),
         ({"late_ms": 50}, [], 3),
         ({"interrupted": True}, [], 130),
         ({"invalid": ["a worker died"]}, ["--sla", "risk: ttft_p95 < 800ms"], 3),
@@ -118,3 +119,11 @@ def test_what_made_a_run_invalid_is_kept_apart_from_the_interruption(tmp_path):
     assert summary.invalid_reasons == ["a worker died"]
     assert summary.interrupted
     assert summary.reasons == ("interrupted", "a worker died")
+
+
+def test_one_run_says_who_waited_for_whom(tmp_path):
+    path = write_run(tmp_path / "run")
+    found = json.loads(run(path, "--json").stdout)
+    assert set(found["blocking_s"]) == {"risk", "summary"}
+    assert set(found["blocking_s"]["risk"]) == {"risk", "summary"}
+    assert "Who waited for whom" in run(path).stdout
