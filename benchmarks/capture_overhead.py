@@ -40,8 +40,8 @@ REQUEST = (
     b"content-length: %d\r\n\r\n" % len(BODY)
 ) + BODY
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
-EVENT = ('data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":1796058507,"model":"tiny","choices":[{"index":0,'
-         '"delta":{"content":" %d"},"logprobs":null,"finish_reason":null}]}\n\n')  # fmt: skip
+EVENT = ('data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":1796058507,"model":"tiny",'
+         '"choices":[{"index":0,"delta":{"content":" %d"},"logprobs":null,"finish_reason":null}]}\n\n')  # fmt: skip
 LAST = (b'data: {"id":"chatcmpl-1","choices":[{"index":0,"delta":{},"finish_reason":"length"}]}\n\n'
         b'data: {"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":32}}\n\ndata: [DONE]\n\n')  # fmt: skip
 STAMP = re.compile(rb'"content":" (\d+)"')
