@@ -119,10 +119,32 @@ def run(mode: str, sets: tuple[str, ...], addon: Capture, listen: Listen, ready:
     Raises:
         ValueError: an option that mitmproxy does not know or take.
     """
+    with asyncio.Runner(loop_factory=_new_loop) as runner:
+        runner.run(_run(mode, sets, addon, listen, ready))
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    """uvloop, with task factories that need not know `eager_start`.
+
+    From Python 3.13 on uvloop 0.22 and newer hand it to every factory; mitmproxy 12 sets asyncio's own, which takes it
+    only in later releases of 3.13.
+    """
     import uvloop
 
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_run(mode, sets, addon, listen, ready))
+    class Loop(uvloop.Loop):
+        def set_task_factory(self, factory: Callable[..., Any] | None) -> None:
+            super().set_task_factory(factory and _told_when_asked(factory))
+
+    return Loop()
+
+
+def _told_when_asked(factory: Callable[..., Any]) -> Callable[..., Any]:
+    def make(loop: asyncio.AbstractEventLoop, coro: Any, *, eager_start: bool | None = None, **more: Any) -> Any:
+        return (
+            factory(loop, coro, **more) if eager_start is None else factory(loop, coro, eager_start=eager_start, **more)
+        )
+
+    return make
 
 
 def listen_on(sock: socket.socket) -> Listen:
