@@ -104,6 +104,7 @@ def test_output_length_is_forced_where_the_dialect_allows():
         "messages": None,
         "max_tokens": 77,
         "ignore_eos": True,
+        "min_tokens": 77,
         "stream": True,
         "stream_options": {"include_usage": True},
     }
