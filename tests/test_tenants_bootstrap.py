@@ -102,7 +102,7 @@ def test_more_trials_settle_what_is_open():
 
 
 def test_the_interval_covers_a_known_ratio_about_as_often_as_it_says():
-    """A small version of benchmarks/coverage.py; 2,000 experiments a row stand in docs/isolation.md."""
+    """A small version of benchmarks/coverage.py; what is measured stands in docs/isolation.md."""
     row = coverage.coverage(coverage.Setting(0.5, 3, 1000, 0.05), 120)
     assert row.given >= 110
     assert 0.89 <= row.covered <= 0.995

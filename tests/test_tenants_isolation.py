@@ -100,7 +100,7 @@ def test_the_table_begins_and_ends_with_the_verdict(folders):
     lines = told(folders["isolated"]).stdout.splitlines()
     assert lines[0] == lines[-1]
     assert lines[0].startswith("risk is ISOLATED: ttft_p95 tagged is 1.0")
-    assert any("two-level bootstrap" in line for line in lines)
+    assert any("resampled in two levels" in line for line in lines)
 
 
 def test_junit_has_a_case_for_each_promise_and_no_green_one_that_is_open(folders, tmp_path):
