@@ -130,8 +130,10 @@ def notes(found: Judged) -> list[str]:
     same = "all of one plan" if isolation.same_plan else "each of its own arrivals"
     blocks = f"{isolation.blocks} blocks of {isolation.block_s:g} s of due time (four times how long requests stay)"
     said = [
-        f"{isolation.trials} trials, {same}; resampled in two levels: trials left out one at a time, {blocks}, "
-        "the same ones in every arm",
+        (
+            f"{isolation.trials} trials, {same}; resampled in two levels: trials left out one at a time, {blocks}, "
+            "the same ones in every arm"
+        ),
     ]
     said += [
         f"blocking in {arm} is {INCONCLUSIVE}: {held.unexplained_share:.0%} of the wait is unexplained"
