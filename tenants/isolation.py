@@ -33,6 +33,7 @@ from tenants import bootstrap, quantiles, sla
 from tenants.bootstrap import Estimate, Levels, Sample
 from tenants.measures import ABORT, FAILED, OK, UNSENT, Floats, Mask, Rows
 from tenants.sla import Rule, RuleResult
+from tenants.summary import SHOWN, Percentiles
 from tenants.tenant import Tenant
 
 ALONE, UNTAGGED, TAGGED = "alone", "untagged", "tagged"
@@ -43,7 +44,6 @@ FAILING = (INVERTED, INEFFECTIVE, LEAKY)
 
 DEFAULT_BOUND = 1.25
 SMALL_SHARE = 0.2
-SHOWN = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 TIMES = ("ttft", "e2e", "tpot")
 STAYS, FEWEST_BLOCKS, MOST_BLOCKS = 4.0, 8, 40
 MANY_ROWS = 20_000
@@ -61,17 +61,6 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     trials_to_settle: int | None = None
 
 
-class Times(msgspec.Struct, frozen=True, kw_only=True):
-    """One time of a tenant in an arm, ms, pooled over trials."""
-
-    n: int
-    p50: float | None
-    p95: float | None
-    p99: float | None
-    ci: dict[str, tuple[float, float] | None]
-    infinite: tuple[str, ...]
-
-
 class ArmNumbers(msgspec.Struct, frozen=True, kw_only=True):
     """A tenant in an arm, all trials together. `starvation_s`: its longest wait for a first token."""
 
@@ -79,9 +68,9 @@ class ArmNumbers(msgspec.Struct, frozen=True, kw_only=True):
     planned: int
     ok: int
     failed: int
-    ttft_ms: Times
-    e2e_ms: Times
-    tpot_ms: Times
+    ttft_ms: Percentiles
+    e2e_ms: Percentiles
+    tpot_ms: Percentiles
     output_tokens_per_s: Measured
     inverted_share: Measured
     starvation_s: float | None
@@ -489,7 +478,7 @@ def _cost(work: _Experiment, name: str, arm: str) -> Cost:
     )
 
 
-def _times(work: _Experiment, sample: Sample) -> Times:
+def _times(work: _Experiment, sample: Sample) -> Percentiles:
     values: dict[str, float | None] = {}
     intervals: dict[str, tuple[float, float] | None] = {}
     infinite = []
@@ -507,7 +496,7 @@ def _times(work: _Experiment, sample: Sample) -> Times:
         values[label] = round(found.value, 3)
         if found.ci is not None and math.isfinite(found.ci[1]):
             intervals[label] = (round(found.ci[0], 3), round(found.ci[1], 3))
-    return Times(n=len(sample.values), ci=intervals, infinite=tuple(infinite), **values)
+    return Percentiles(n=len(sample.values), ci=intervals, infinite=tuple(infinite), **values)
 
 
 def _measured(found: Estimate, n: int, settle: int | None = None) -> Measured:

@@ -22,8 +22,8 @@ from tenants.isolation import (
     ArmNumbers,
     Cost,
     Measured,
-    Times,
 )
+from tenants.summary import Percentiles
 from traces.shell import EXIT_FAIL, EXIT_PASS, EXIT_UNJUDGED
 
 STYLES = {
@@ -274,11 +274,11 @@ def _kind(verdict: str) -> str:
     return "error" if verdict in {INCONCLUSIVE, INVALID, sla.INCONCLUSIVE, sla.INVALID} else ""
 
 
-def _quantile(block: Times, label: str) -> str:
+def _quantile(block: Percentiles, label: str) -> str:
     return figures.INFINITE if label in block.infinite else figures.digits(getattr(block, label))
 
 
-def _interval(block: Times, label: str) -> str:
+def _interval(block: Percentiles, label: str) -> str:
     ends = block.ci[label]
     return "" if ends is None else f"{figures.digits(ends[0])} to {figures.digits(ends[1])}"
 
