@@ -1,10 +1,10 @@
-"""Predicted beside measured on a live engine: calibrate it, replay one trace several times, simulate the same plan.
+"""Predicted beside measured on a live engine: calibrate it, replay a trace, simulate the same plan; several times.
 
     python benchmarks/engine_real.py http://127.0.0.1:8100 --policy priority --runs 3
 
 Two tenants: `risk` (short, 2 requests/s) and `summary` (long, 0.6 requests/s), Poisson arrivals, --seconds long. The
-engine must be idle and run with the policy named. The prediction adds what the calibration found that the API takes
-before a first token.
+engine must be idle and run with the policy named. Each run is predicted from a calibration just before it, for shared
+machines change their speed; the prediction adds what the calibration found that the API takes before a first token.
 """
 
 from __future__ import annotations
@@ -63,6 +63,9 @@ def replay(*arguments: str) -> dict[str, Any]:
 @click.option("--scale", default=1.0, show_default=True, help="Of the arrival rates.")
 @click.option("--max-num-seqs", default=8, show_default=True)
 @click.option("--num-gpu-blocks", default=8000, show_default=True)
+@click.option(
+    "--async-scheduling", is_flag=True, help="The engine schedules ahead (vLLM's default on a GPU, not on a CPU)."
+)
 @click.option("--profile-file", type=click.Path(path_type=Path), help="Take this profile instead of calibrating.")
 @click.option("--api-ms", default=0.0, show_default=True, help="With --profile-file: what the API takes.")
 def main(  # noqa: PLR0917 - click passes them by name
@@ -73,48 +76,55 @@ def main(  # noqa: PLR0917 - click passes them by name
     scale: float,
     max_num_seqs: int,
     num_gpu_blocks: int,
+    async_scheduling: bool,
     profile_file: Path | None,
     api_ms: float,
 ) -> None:
     """Compare."""
+    engine = ["--policy", policy, "--max-num-seqs", str(max_num_seqs), "--num-gpu-blocks", str(num_gpu_blocks)]
+    engine += ["--max-num-batched-tokens", "2048", "--engine-version", "0.32"]
+    engine += ["--async-scheduling"] if async_scheduling else []
+    measured, predicted, apis = [], [], []
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder)
+        trace = str(base / "trace.parquet")
         write_trace(base / "trace.parquet", seconds, scale, seed=7)
-        if profile_file is None:
-            profile_file = base / "live.toml"
-            batches = ",".join(str(2**k) for k in range(10) if 2**k <= max_num_seqs)
-            said = replay("calibrate", url, "--out", str(profile_file), "--batches", batches, "--json")
-            api_ms = said["fit"]["api_ms"]
-            click.echo(f"calibrated: {json.dumps(said['fit'])}")
-        measured = [
-            replay(str(base / "trace.parquet"), "--target", url, "--out", str(base / f"run{n}"), "--no-probe", "--json")
-            for n in range(runs)
-        ]
-        predicted = replay(
-            "simulate",
-            str(base / "trace.parquet"),
-            "--profile-file",
-            str(profile_file),
-            *("--policy", policy, "--max-num-seqs", str(max_num_seqs), "--num-gpu-blocks", str(num_gpu_blocks)),
-            *("--max-num-batched-tokens", "2048", "--async-scheduling", "--engine-version", "0.32"),
-            *("--out", str(base / "simulated"), "--json"),
-        )
+        for number in range(runs):
+            profile, api = profile_file, api_ms
+            if profile is None:
+                profile, api = base / f"live{number}.toml", calibrated(url, base / f"live{number}.toml", max_num_seqs)
+            run = str(base / f"run{number}")
+            measured.append(replay(trace, "--target", url, "--out", run, "--no-probe", "--json"))
+            simulated = ["--profile-file", str(profile), *engine, "--out", f"{run}s", "--json"]
+            predicted.append(replay("simulate", trace, *simulated))
+            apis.append(api)
     click.echo(
-        f"{policy}: {predicted['planned']} requests, {runs} real runs, API {api_ms:.1f} ms added to predicted TTFT"
+        f"{policy}, {predicted[0]['planned']} requests in {seconds:g} s, {runs} real runs, each calibrated before:"
     )
+    click.echo("median (least to largest), ms; the time that calibration finds the API to take is in the prediction")
     for name in TENANTS:
-        for value, added in (("ttft_ms", api_ms), ("tpot_ms", 0.0), ("e2e_ms", api_ms)):
+        for value in ("ttft_ms", "tpot_ms", "e2e_ms"):
             for quantile in ("p50", "p95"):
                 real = [run["tenants"][name][value][quantile] for run in measured]
-                ours = predicted["tenants"][name][value][quantile]
-                if ours is None or None in real:
-                    continue
-                middle = float(np.median(real))
+                added = [0.0 if value == "tpot_ms" else api for api in apis]
+                ours = [run["tenants"][name][value][quantile] + api for run, api in zip(predicted, added, strict=True)]
                 click.echo(
-                    f"  {name:8}{value[:-3]:5}{quantile:4} measured {middle:10.1f} ms "
-                    f"({min(real):.1f} to {max(real):.1f})  predicted {ours + added:10.1f} ms  "
-                    f"{(ours + added) / middle - 1:+.0%}"
+                    f"  {name:8}{value[:-3]:5}{quantile:4} measured {span(real)}  predicted {span(ours)}  "
+                    f"{np.median(ours) / np.median(real) - 1:+.0%}"
                 )
+
+
+def calibrated(url: str, path: Path, max_num_seqs: int) -> float:
+    """Write a profile of the engine as it is now; returns what the API adds to a first token, in ms."""
+    batches = ",".join(str(2**k) for k in range(10) if 2**k <= max_num_seqs)
+    said = replay("calibrate", url, "--out", str(path), "--batches", batches, "--json")
+    click.echo(f"calibrated: {json.dumps(said['fit'])}", err=True)
+    return float(said["fit"]["api_ms"])
+
+
+def span(values: list[float]) -> str:
+    """Median and range."""
+    return f"{np.median(values):9,.1f} ({min(values):,.1f} to {max(values):,.1f})"
 
 
 if __name__ == "__main__":

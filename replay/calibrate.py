@@ -8,8 +8,8 @@ A designed set of requests, each alone on the engine or in a batch of its own:
 
 Prompts are random token ids, so that nothing is found in a prefix cache; the lengths of answers are forced. The engine
 must serve nobody else meanwhile. A prompt longer than the engine's token budget takes several steps: keep `--prompts`
-within
-max_num_batched_tokens. The profile says what it was fitted from and how well.
+within max_num_batched_tokens, and `--batches` within max_num_seqs. The profile says what it was fitted from, and how
+well.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import random
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,11 +27,13 @@ from replay.preflight import Ask, Refused, Server, Target, allowed, look, parse_
 from traces.shell import EXIT_PASS, EXIT_UNJUDGED, parsed
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     import aiohttp
 
     from replay.engine.fitting import Fitted, Observation
 
-_SPAN = 4
+_LEAST_STEPS = 8
 FIRST_ID, LAST_ID = 100, 999  # in every vocabulary, and in none of them special
 NS_PER_MS = 1e6
 
@@ -60,7 +63,7 @@ COUNTS = parsed("n,n,...", parse_counts)
 )
 @click.option("--batches", type=COUNTS, default="1,2,4,8", show_default=True, help="Requests that decode at once.")
 @click.option("--contexts", type=COUNTS, default="64,512,1536", show_default=True, help="Their prompt lengths.")
-@click.option("--tokens", type=click.IntRange(12), default=40, show_default=True, help="Tokens timed in each batch.")
+@click.option("--tokens", type=click.IntRange(12), default=60, show_default=True, help="Tokens timed in each batch.")
 @click.option(
     "--repeats", type=click.IntRange(1), default=3, show_default=True, help="Readings of a length; the median counts."
 )
@@ -105,7 +108,7 @@ class _Failed(Exception):
 
 
 async def _observe(target: Target, model: str, server: Server, options: dict[str, Any]) -> list[Observation]:
-    """All readings; of repeats the median, for what disturbs one only ever adds to it."""
+    """All readings, each the (lower) median of its repeats: what disturbs one only ever adds to it."""
     import aiohttp
 
     limit = server.max_model_len or 1 << 30
@@ -120,22 +123,31 @@ async def _observe(target: Target, model: str, server: Server, options: dict[str
     ) as session:
         client = _Client(session, target.base_path, model, source)
         await client.ask(prompts[0] if prompts else 16, 4)  # the first answer of an engine is never typical
-        readings = []
-        for length in prompts:
-            seen = [await _prefill(client, length) for _ in range(options["repeats"])]
-            readings.append(sorted(seen, key=lambda reading: reading.seen_ms)[(len(seen) - 1) // 2])
-            click.echo(f"prefill of {length} tokens: {readings[-1].seen_ms:.1f} ms", err=True)
-        for rows in options["batches"]:
-            for context in contexts:
-                readings.append(await _decode(client, rows, context, tokens))
-                click.echo(f"{rows} decodes at {context}: {readings[-1].seen_ms:.2f} ms a token", err=True)
-        for rows, context, length in _mixtures(options, prompts, contexts):
-            tried = [await _mixed(client, rows, context, length) for _ in range(options["repeats"])]
-            found = sorted((reading for reading in tried if reading is not None), key=lambda reading: reading.seen_ms)
-            readings += found[(len(found) - 1) // 2 : (len(found) + 1) // 2]
-            said = f"{readings[-1].seen_ms:.1f} ms" if found else "no reading, the decodes ended before"
-            click.echo(f"prompt of {length} among {rows} decodes at {context}: {said}", err=True)
-    return readings
+        plan: list[tuple[str, Callable[[], Awaitable[Observation | None]]]] = [
+            *((f"prefill of {n} tokens", partial(_prefill, client, n)) for n in prompts),
+            *(
+                (f"{rows} decodes at {context}", partial(_decode, client, rows, context, tokens))
+                for rows in options["batches"]
+                for context in contexts
+            ),
+            *(
+                (f"prompt of {n} among {rows} decodes at {context}", partial(_mixed, client, rows, context, n))
+                for rows, context, n in _mixtures(options, prompts, contexts)
+            ),
+        ]
+        seen: list[list[Observation]] = [[] for _ in plan]
+        for _ in range(options["repeats"]):  # rounds over all readings: a slow minute of the machine hits each once
+            for (_, read), found in zip(plan, seen, strict=True):
+                if (reading := await read()) is not None:
+                    found.append(reading)
+    for (name, _), found in zip(plan, seen, strict=True):
+        said = f"{_middle(found).seen_ms:.2f} ms" if found else "no reading, the decodes ended before"
+        click.echo(f"{name}: {said}", err=True)
+    return [_middle(found) for found in seen if found]
+
+
+def _middle(found: list[Observation]) -> Observation:
+    return sorted(found, key=lambda reading: reading.seen_ms)[(len(found) - 1) // 2]
 
 
 class _Client:
@@ -205,10 +217,9 @@ async def _prefill(client: _Client, length: int) -> Observation:
 
 
 async def _decode(client: _Client, rows: int, context: int, tokens: int) -> Observation:
-    """The median step while all `rows` decode: from the last first token to the first last one.
+    """The mean step while all `rows` decode: from the last first token to the first last one.
 
-    A step is a quarter of the time between every fourth token, so that tokens that arrive in one read do no harm, nor
-    does a moment in which the machine was busy elsewhere.
+    The mean and not the median: what slows one step in ten slows the traffic to be predicted as well.
     """
     import asyncio
     import statistics
@@ -225,21 +236,24 @@ async def _decode(client: _Client, rows: int, context: int, tokens: int) -> Obse
     streams = await asyncio.gather(*(one() for _ in range(rows)))
     start, end = max(times[0] for times in streams), min(times[-1] for times in streams)
     steps: list[float] = []
-    grown, measured = 0.0, 0
+    grown = 0.0
     for times in streams:
         inside = [index for index, at in enumerate(times) if start <= at <= end]
-        if len(inside) > 2 * _SPAN:
-            steps += [(times[index] - times[index - _SPAN]) / _SPAN for index in inside[_SPAN:]]
-            measured += 1
+        if len(inside) > _LEAST_STEPS:
+            steps.append((times[inside[-1]] - times[inside[0]]) / (len(inside) - 1))
             grown += context + (inside[0] + inside[-1]) / 2
-    if measured < rows:
+    if len(steps) < rows:
         raise _Failed(f"{rows} requests never decoded together: the engine has fewer slots, or give more --tokens")
-    return Observation(0, rows, grown, statistics.median(steps) / NS_PER_MS)
+    return Observation(0, rows, grown, statistics.mean(steps) / NS_PER_MS)
 
 
 def _mixtures(options: dict[str, Any], prompts: list[int], contexts: list[int]) -> list[tuple[int, int, int]]:
-    """(rows, context, prompt) of the mixed readings: the largest batch, two contexts, two prompt lengths."""
-    rows = [count for count in options["batches"] if count > 1][-1:]
+    """(rows, context, prompt) of the mixed readings: two contexts, two prompt lengths.
+
+    The rows are one less than the largest batch: the engine may have no more slots than that batch, and a prompt that
+    waits for a slot is not in a step with them.
+    """
+    rows = [count - 1 for count in options["batches"] if count > 1][-1:]
     lengths = prompts[len(prompts) // 2 :: 2][:2]
     ends = list(dict.fromkeys([contexts[0], contexts[-1]])) if contexts else []
     return [(count, context, length) for count in rows for context in ends for length in lengths]
@@ -288,7 +302,7 @@ def profile_text(fitted: Fitted, target: Target, model: str, server: Server) -> 
     """The profile as TOML."""
     values = ", ".join(
         f"{name} = {getattr(fitted.model, name):.6g}"
-        for name in ("w_ms", "u_ms", "g0_ms", "g_ms", "k_ms", "dm_ms", "km_ms", "a_ms")
+        for name in ("w_ms", "u_ms", "g0_ms", "g_ms", "k_ms", "dm_ms", "km_ms", "a_ms", "h_ms")
     )
     day = time.strftime("%Y-%m-%d", time.gmtime())
     said = {

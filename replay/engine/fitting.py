@@ -1,8 +1,11 @@
 """Fit the step-time model to what was seen from outside: prefills, steady decoding, and a prefill among decodes.
 
-    prefill of P tokens, alone:      seen = c + t(P) + a·P²/2                c: what the API adds before the first token
-    decode of B rows, context S:     seen = t(B) + k·S                       t(N) = max(w + u·N, g0 + g·N)
-    both in one step:                seen = t(B + P) + dm + km·S + a·P²/2    without such readings: dm = 0, km = k
+    prefill of P tokens, alone:      seen = c + t(P, 1) + a·P²/2
+    decode of B rows, context S:     seen = t(B, B) + k·S
+    both in one step:                seen = t(B + P, B + 1) + dm + km·S + a·P²/2
+
+with t(N, B) = max(w + u·N, g0 + g·N) + h·B for N tokens of which B rows are sampled, and c for what the API adds before
+a first token. Without readings of both in one step dm = 0 and km = k.
 
 From outside a step's fixed costs cannot be told apart: w holds them all (t0, the bases of attention and sampling). The
 fit minimises relative errors, softly (one slow reading does not bend it); every coefficient is at least 0.
@@ -62,7 +65,7 @@ class Fitted(msgspec.Struct, frozen=True, kw_only=True):
     kept_out_p50: float
 
 
-NAMES = ("api_ms", "w_ms", "u_ms", "k_ms", "g0_ms", "g_ms", "a_ms", "dm_ms", "km_ms")
+NAMES = ("api_ms", "w_ms", "u_ms", "k_ms", "g0_ms", "g_ms", "a_ms", "dm_ms", "km_ms", "h_ms")
 
 
 def fit(observations: Sequence[Observation]) -> Fitted:
@@ -109,9 +112,9 @@ def _columns(observations: Sequence[Observation]) -> tuple[Floats, Floats, Float
 
 
 def _predict(x: Floats, prefill: Floats, rows: Floats, context: Floats) -> Floats:
-    api, w, u, k, g0, g, a, dm, km = x
+    api, w, u, k, g0, g, a, dm, km, h = x
     tokens = prefill + rows
-    linear = np.maximum(w + u * tokens, g0 + g * tokens)
+    linear = np.maximum(w + u * tokens, g0 + g * tokens) + h * (rows + (prefill > 0))
     decoding = np.where(rows == 0, api, np.where(prefill == 0, k * context, dm + km * context))
     total: Floats = linear + decoding + a * prefill * prefill / 2
     return total
@@ -135,7 +138,8 @@ def _solve(observations: Sequence[Observation]) -> Floats:
     largest = int(np.argmax(np.where(rows > 0, 0, prefill)))
     slope = seen[largest] / prefill[largest]
     per_context = floor / 1e4
-    scale = np.array([floor, floor, slope, per_context, floor, slope, slope / prefill[largest], floor, per_context])
+    per_area = slope / prefill[largest]
+    scale = np.array([floor, floor, slope, per_context, floor, slope, per_area, floor, per_context, slope])
     weights = np.ones(len(observations))
     found = _best(observations, scale, weights)
     spread = np.abs(_errors(found, observations))
@@ -150,7 +154,7 @@ def _best(observations: Sequence[Observation], scale: Floats, weights: Floats) -
     """The best of the solutions found from several starts."""
     best = None
     for u, g0, g in ((0.1, 0.0, 0.9), (0.3, 0.5, 0.7), (1.0, 0.0, 1.0)):
-        start = np.array([0.05, 0.9, u, 0.1, g0, g, 0.1, 0.02, 0.1])
+        start = np.array([0.05, 0.9, u, 0.1, g0, g, 0.1, 0.02, 0.1, 0.1])
         solved = least_squares(
             lambda x: weights * _errors(x * scale, observations),
             start,
