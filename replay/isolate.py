@@ -1,9 +1,6 @@
 """`replay isolate`: does priority isolate the urgent tenant? The same plan in several arms, again and again.
 
-    OUT/experiment.json                  what was asked, tenants and bounds, and which runs there are
-    OUT/trial-1/untagged/                a run's folder like any other; `alone-risk` is risk's part of the arm `alone`
-
-The verdict is `tenants judge OUT`'s; this command only makes the runs, then asks it.
+The verdict is `tenants judge OUT`'s; this command only makes the runs (folders: `replay/trials.py`), then asks it.
 """
 
 from __future__ import annotations
@@ -11,14 +8,16 @@ from __future__ import annotations
 import contextlib
 import shlex
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 import msgspec
 
-from replay.options import OfferOptions, SendOptions, make_offer, offer_options, send_options, span_text
+from replay import trials
+from replay.options import OfferOptions, SendOptions, make_offer, offer_options, send_options
+from replay.trials import Setup, experiment_options
 from traces.shell import DURATION, EXIT_INTERRUPTED, parsed
 from traces.units import NS_PER_S
 
@@ -31,29 +30,6 @@ if TYPE_CHECKING:
 START_S = 600.0  # a server that loads a large model takes minutes
 
 
-class Setup(msgspec.Struct, frozen=True, kw_only=True):
-    """What `isolate` asks for beyond a replay."""
-
-    arms: tuple[str, ...]
-    alone: tuple[str, ...]
-    trials: int
-    cool_ns: int
-    servers: dict[str, str]
-    pool_target: str | None
-    stop_early: bool
-
-
-def parse_bound(text: str) -> str:
-    """An isolation bound, checked and passed on as text. Raises ValueError."""
-    from tenants import sla
-
-    if not sla.parse(text).is_bound:
-        raise ValueError(
-            f"{text!r} compares with no arm: write it as 'risk: ttft_p95 <= 1.25x alone', or give it to --sla"
-        )
-    return text
-
-
 def parse_server(text: str) -> tuple[str, str]:
     """`fcfs=vllm serve ...`. Raises ValueError."""
     name, equals, command = text.partition("=")
@@ -64,22 +40,11 @@ def parse_server(text: str) -> tuple[str, str]:
     return name.strip(), command.strip()
 
 
+@experiment_options
 @click.command()
 @offer_options
 @send_options
-@click.option(
-    "--arm",
-    "arms",
-    multiple=True,
-    metavar="NAME",
-    help="alone, untagged, tagged, capped, pooled, or a name of --arm-server.",
-)
-@click.option("--alone", multiple=True, metavar="TENANT", help="Tenants that are run alone.  [default: all]")
-@click.option("--trials", type=click.IntRange(1, 100), default=3, show_default=True, help="How often every arm is run.")
 @click.option("--cool", "cool_ns", type=DURATION, default=2 * NS_PER_S, help="Pause between runs.  [default: 2s]")
-@click.option(
-    "--bound", "bounds", multiple=True, type=parsed("bound", parse_bound), help="'risk: ttft_p95 <= 1.25x alone'."
-)
 @click.option(
     "--arm-server",
     "servers",
@@ -88,7 +53,6 @@ def parse_server(text: str) -> tuple[str, str]:
     help="Start this server for an arm, and end it afterwards: 'fcfs=vllm serve ...'.",
 )
 @click.option("--pool-target", metavar="URL", help="Arm `pooled`: where the less urgent tenants go.")
-@click.option("--stop-early", is_flag=True, help="No further trial once every verdict is clear at 99 %.")
 @click.option("--policy", default="priority", show_default=True, help="Embedded engine: its scheduling policy.")
 @click.option(
     "--max-num-seqs", type=click.IntRange(1), default=8, show_default=True, help="Embedded engine: its slots."
@@ -122,14 +86,12 @@ def isolate(
     dry_run = rest.pop("dry_run")
     if out is not None and out.exists():
         raise click.UsageError(f"--out {out} exists: name a new folder, results are never overwritten")
-    context = click.get_current_context()
-    if context.get_parameter_source("turns") is not click.core.ParameterSource.COMMANDLINE:
-        offer = msgspec.structs.replace(offer, turns="timed")
-    offer = msgspec.structs.replace(offer, sla=(*offer.sla, *bounds))
+    offer = trials.prepared(offer, bounds)
     engine = {name: rest.pop(name) for name in ("policy", "max_num_seqs", "max_num_batched_tokens", "profile")}
     offered = make_offer(offer)
     setup = _setup(offered, send, **rest)
-    _announce(offered, setup)
+    trials.announce(offered, setup)
+    click.echo(f"{trials.minutes(offered, setup):,.0f} min and what the servers take to finish", err=True)
     if dry_run:
         return 0
     folder = out or Path("runs") / time.strftime("isolate-%Y%m%d-%H%M%S")
@@ -148,58 +110,15 @@ def isolate(
     return EXIT_INTERRUPTED if interrupted else code
 
 
-def _setup(
-    offered: Offered,
-    send: SendOptions,
-    *,
-    arms: Sequence[str],
-    alone: Sequence[str],
-    servers: Sequence[tuple[str, str]],
-    pool_target: str | None,
-    **rest: Any,
-) -> Setup:
+def _setup(offered: Offered, send: SendOptions, *, servers: tuple[tuple[str, str], ...], **rest: Any) -> Setup:
     """The arms that make sense here, or a clear refusal of what does not."""
-    from replay import arms as known
-
-    started = dict(servers)
-    names = [tenant.name for tenant in offered.tenants]
-    if len(names) < 2:
-        raise click.UsageError("one tenant has nobody to be isolated from: name two, --tenant-mix risk=3:summary=1")
-    if all(tenant.priority is None for tenant in offered.tenants):
-        raise click.UsageError("no tenant has a priority: --tenant-mix risk@0:summary@1, or priority in tenants.toml")
-    for name in alone:
-        if name not in names:
-            raise click.BadParameter(f"no tenant {name}; there are {', '.join(names)}", param_hint="--alone")
-    default = [known.ALONE, known.UNTAGGED, known.TAGGED]
-    default += [known.CAPPED] if offered.caps else []
-    default += [known.POOLED] if pool_target else []
-    chosen = list(arms) or [*default, *(name for name in started if name not in known.KNOWN)]
-    for arm in chosen:
-        if arm not in known.KNOWN and arm not in started:
-            raise click.BadParameter(
-                f"{arm} is neither one of {', '.join(known.KNOWN)} nor named by --arm-server", param_hint="--arm"
-            )
-    if known.CAPPED in chosen and not offered.caps:
-        raise click.UsageError("arm capped needs a cap: --cap summary=4")
-    if known.POOLED in chosen and pool_target is None:
+    own, pool = dict(servers), rest["pool_target"]
+    chosen, alone = trials.chosen_arms(offered, rest.pop("arms"), rest.pop("alone"), own, pool=pool is not None)
+    if "pooled" in chosen and pool is None:
         raise click.UsageError("arm pooled needs --pool-target URL")
-    if started and send.target is None:
+    if own and send.target is None:
         raise click.UsageError("--arm-server needs --target: the URL where its servers listen")
-    return Setup(arms=tuple(chosen), alone=tuple(alone or names), servers=started, pool_target=pool_target, **rest)
-
-
-def _announce(offered: Offered, setup: Setup) -> None:
-    from replay import arms as known
-
-    names = [part.folder for part in known.parts(setup.arms, setup.alone, 0)]
-    runs = len(names)
-    each_s = (offered.plan.span_ns + setup.cool_ns) / NS_PER_S
-    click.echo(
-        f"{setup.trials} trials of {runs} runs ({', '.join(names)}), "
-        f"{offered.plan.rows:,} requests in {span_text(offered.plan.span_ns)} each: "
-        f"{setup.trials * runs * each_s / 60:,.0f} min and what the servers take to finish",
-        err=True,
-    )
+    return Setup(arms=chosen, alone=alone, own=own, **rest)
 
 
 class Bench(NamedTuple):
@@ -217,29 +136,12 @@ def run(offer: OfferOptions, send: SendOptions, setup: Setup, engine: EngineOpti
     Raises:
         replay.preflight.Refused, replay.run.Interrupted
     """
-    from replay import arms, session
+    from replay import session
 
-    folder.mkdir(parents=True)
-    done: list[dict[str, Any]] = []
     with contextlib.ExitStack() as stack:
-        target = None if setup.servers else stack.enter_context(session.server(send, engine))
+        target = None if setup.own else stack.enter_context(session.server(send, engine))
         bench = Bench(send, setup, engine, target)
-        for trial in range(setup.trials):
-            trial_offer = msgspec.structs.replace(offer, seed=offer.seed + trial)
-            offered = make_offer(trial_offer)
-            for part in arms.parts(setup.arms, setup.alone, trial):
-                place = f"trial-{trial + 1}/{part.folder}"
-                click.echo(f"trial {trial + 1} of {setup.trials}: {part.folder}", err=True)
-                interrupted = _one(bench, arms.offered_for(offered, part), trial_offer, part, folder / place)
-                done.append({"trial": trial + 1, "arm": part.arm, "tenant": part.tenant, "folder": place})
-                _note(folder, offered, setup, done)
-                if interrupted:
-                    return True
-                time.sleep(setup.cool_ns / NS_PER_S)
-            if setup.stop_early and trial > 0 and _is_clear(folder):
-                click.echo(f"every verdict is clear after {trial + 1} trials", err=True)
-                break
-    return False
+        return trials.play(offer, setup, folder, lambda *run: _one(bench, *run))
 
 
 def _one(bench: Bench, offered: Offered, asked: OfferOptions, part: Part, folder: Path) -> bool:
@@ -252,8 +154,8 @@ def _one(bench: Bench, offered: Offered, asked: OfferOptions, part: Part, folder
     with contextlib.ExitStack() as stack:
         target = bench.target
         if target is None:
-            if part.arm in bench.setup.servers:
-                stack.enter_context(_started(bench.setup.servers[part.arm], bench.send))
+            if part.arm in bench.setup.own:
+                stack.enter_context(_started(bench.setup.own[part.arm], bench.send))
             target = stack.enter_context(session.server(bench.send, bench.engine))
         view = stack.enter_context(LiveView(f"{part.folder} -> {target.host}:{target.port}", rules))
         if part.arm == arms.POOLED:
@@ -299,23 +201,3 @@ def _started(command: str, send: SendOptions) -> Iterator[None]:
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-
-
-def _note(folder: Path, offered: Offered, setup: Setup, done: list[dict[str, Any]]) -> None:
-    """Write `experiment.json`, complete or not at all, after every run: what there is can be judged at any time."""
-    document = {
-        "format": 1,
-        "setup": msgspec.to_builtins(setup),
-        "tenants": msgspec.to_builtins([msgspec.structs.replace(tenant, headers={}) for tenant in offered.tenants]),
-        "plan": {"rows": offered.plan.rows, "span_s": offered.plan.span_ns / NS_PER_S},
-        "runs": done,
-    }
-    temporary = folder / ".experiment.json.tmp"
-    temporary.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n")
-    temporary.replace(folder / "experiment.json")
-
-
-def _is_clear(folder: Path) -> bool:
-    from tenants import judge
-
-    return judge.is_clear(folder)

@@ -52,7 +52,7 @@ def pooled(
         other.join()
     if other.exitcode:
         raise preflight.Refused(f"arm pooled: the run on {sends[1].target} ended with exit code {other.exitcode}")
-    _join(folder, offered)
+    join(folder, offered)
     return ran.result.interrupted
 
 
@@ -64,8 +64,8 @@ def _half(
     return session.one(offered, asked, send, target, folder, arm=arms.POOLED, watch=watch)
 
 
-def _join(folder: Path, offered: Offered) -> None:
-    """The rows of both halves in one file, and one summary."""
+def join(folder: Path, offered: Offered) -> None:
+    """Write the rows of both halves in one file, and one summary."""
     halves = [folders.load(folder / name) for name in ("first", "second")]
     whole = pa.concat_tables([half.everything() for half in halves], promote_options="default").unify_dictionaries()
     whole = parquet.in_order(whole)

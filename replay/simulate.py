@@ -11,23 +11,30 @@ how to send (timeouts, retries, workers ...) change nothing.
 
 from __future__ import annotations
 
+import shlex
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
+from replay import trials
 from replay.engine.policies import POLICIES
 from replay.engine.serve import make_config, make_profile, serve
 from replay.options import OfferOptions, SendOptions, make_offer, offer_options, send_options
-from traces.shell import EXIT_PASS
+from replay.trials import Setup, experiment_options
+from traces.shell import EXIT_PASS, parsed
 
 if TYPE_CHECKING:
-    from replay.simulated import Simulated
+    from replay.arms import Part
+    from replay.options import Offered
+    from replay.simulated import Engine, Simulated
+    from tenants.summary import Summary
 
 MOST_DRAWN = 20_000  # the page asks who blocked whom, which takes longer than the simulation
 
-_ENGINE = (
+_OF_SERVE = (
     "profile_file",
     "max_num_batched_tokens",
     "max_num_active_seqs",
@@ -50,12 +57,24 @@ _ENGINE = (
 )
 
 
+ENGINE = (*_OF_SERVE, "scheduling_policy", "max_num_seqs", "profile_name", "replicas", "routing", "step_by_step")
+
+
+def parse_arm_engine(text: str) -> tuple[str, str]:
+    """`fair=--policy fair`, split at the first `=`. Raises ValueError."""
+    name, equals, words = text.partition("=")
+    if not equals or not name.strip().replace("-", "").replace("_", "").isalnum() or not words.strip():
+        raise ValueError(f"{text!r} is not an arm's engine: write it as 'fair=--policy fair --max-num-seqs 16'")
+    return name.strip(), words.strip()
+
+
 def engine_options(command: click.Command) -> click.Command:
     """Give a command the engine's options, as `replay serve` has them."""
-    command.params += [option for option in serve.params if option.name in _ENGINE]
+    command.params += [option for option in serve.params if option.name in _OF_SERVE]
     return command
 
 
+@experiment_options
 @engine_options
 @click.command()
 @offer_options
@@ -79,13 +98,20 @@ def engine_options(command: click.Command) -> click.Command:
     help="Which of them a request goes to.",
 )
 @click.option("--step-by-step", is_flag=True, help="Take every step alone: slow, and the same to the nanosecond.")
-@click.option("--out", type=click.Path(path_type=Path), help="The run's folder.  [default: runs/DATE-TIME]")
+@click.option(
+    "--arm-engine",
+    "own",
+    multiple=True,
+    type=parsed("arm=options", parse_arm_engine),
+    help="An arm with another engine: 'fair=--policy fair --max-num-seqs 16'.",
+)
+@click.option("--out", type=click.Path(path_type=Path), help="The folder.  [default: runs/DATE-TIME]")
 @click.option(
     "--page/--no-page", default=None, help=f"Draw report.html as well.  [default: up to {MOST_DRAWN:,} requests]"
 )
 @click.option("--json", "as_json", is_flag=True, help="The result as JSON on stdout, and nothing else there.")
 def simulate(
-    offer: OfferOptions, send: SendOptions, out: Path | None, page: bool | None, as_json: bool, **engine: Any
+    offer: OfferOptions, send: SendOptions, out: Path | None, page: bool | None, as_json: bool, **rest: Any
 ) -> int:
     """Play TRACE on a virtual clock: what if another policy, more slots, one more engine.
 
@@ -94,8 +120,11 @@ def simulate(
     \b
     replay simulate conv.parquet --tenant-mix risk=3:summary=1 --policy fcfs --max-num-seqs 64
     replay simulate day.parquet --replicas 4 --routing least-loaded --sla 'risk: ttft_p95 < 800ms'
+    replay simulate mix.parquet --tenants tenants.toml --poisson --trials 5 --arm-engine 'fair=--policy fair'
 
-    Exit: 0 pass, 1 an SLA failed, 2 usage, 3 invalid or inconclusive.
+    With --trials or any other option of an experiment, its arms are played as `replay isolate` runs them, and judged.
+
+    Exit: 0 pass, 1 an SLA or a bound missed, 2 usage, 3 invalid or inconclusive.
     """  # noqa: D301 - click's own mark: keep these lines
     if out is not None and out.exists():
         raise click.UsageError(f"--out {out} exists: name a new folder, results are never overwritten")
@@ -103,60 +132,85 @@ def simulate(
         raise click.UsageError("--concurrency is not simulated: the plan is an open loop; use --cap TENANT=N")
     if send.target is not None:
         raise click.UsageError("--target: a simulation sends nothing; name the engine by --profile and its options")
-    profile = make_profile(engine)
-    config = make_config(engine, profile)
-    offered = make_offer(offer)
+    engine = engine_of(rest)
+    context = click.get_current_context()
+    asked = [name for name in ("arms", "alone", "trials", "bounds", "own", "stop_early") if _given(context, name)]
+    if asked:
+        folder = out or Path("runs") / time.strftime("isolate-%Y%m%d-%H%M%S")
+        return _experiment(trials.prepared(offer, rest["bounds"]), send, engine, folder, as_json=as_json)
+    from replay import simulated
+
     folder = out or Path("runs") / time.strftime("%Y%m%d-%H%M%S")
-    from replay.simulated import Simulated
+    offered = make_offer(offer)
+    click.echo(engine.line, err=True)
+    ran = simulated.Simulated(offered, engine, send)
+    click.echo(ran.line, err=True)
+    summary = simulated.keep(ran, offer, folder)
+    if len(ran.work) <= MOST_DRAWN if page is None else page:
+        from replay.command import draw
 
-    click.echo(
-        f"engine   {engine['replicas']} × {profile.name} ({profile.provenance}), {config.scheduling_policy}, "
-        f"{config.slots} slots, {config.token_budget} tokens a step",
-        err=True,
-    )
-    ran = Simulated(offered, config, profile, send, engine)
-    tokens, steps = int(ran.result.output_tokens.sum()), sum(ran.result.steps)
-    click.echo(
-        f"played   {len(ran.work):,} requests, {tokens:,} tokens, {steps:,} steps in {ran.wall_s:.2f} s", err=True
-    )
-    drawn = len(ran.work) <= MOST_DRAWN if page is None else page
-    return _finish(ran, offer, folder, page=drawn, as_json=as_json)
-
-
-def _finish(ran: Simulated, offer: OfferOptions, folder: Path, *, page: bool, as_json: bool) -> int:
-    """Judge, write the folder, print."""
-    import pyarrow.parquet as pq
-
-    from replay import plan as planning
-    from replay.command import draw
-    from replay.session import write_document
-    from replay.simulated import document_of, outcomes_of, truth_of
-    from tenants import summary as summaries
-    from traces import parquet
-
-    outcomes = outcomes_of(ran)
-    digest = planning.digest(ran.offered.plan)
-    stuck = ["the engine stalled: some requests can never be served"] if bool((ran.result.finish == 0).any()) else []
-    summary = summaries.summarise(
-        outcomes,
-        tenants=ran.offered.tenants,
-        rules=ran.offered.rules,
-        digest=digest,
-        warnings=ran.notes(),
-        invalid=stuck,
-    )
-    folder.mkdir(parents=True)
-    parquet.write(outcomes, folder / "outcomes.parquet")
-    pq.write_table(truth_of(ran, outcomes.column("request_id").combine_chunks()), folder / "truth.parquet")
-    write_document(folder, document_of(ran, offer, summary))
-    if page:
         draw(folder)
+    return _print(ran, summary, folder, as_json=as_json)
+
+
+def _given(context: click.Context, name: str) -> bool:
+    return context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+
+
+def engine_of(options: dict[str, Any]) -> Engine:
+    """The simulated engine of these options. Raises click.UsageError."""
+    from replay.simulated import Engine
+
+    profile = make_profile(options)
+    return Engine(make_config(options, profile), profile, {name: options[name] for name in ENGINE})
+
+
+def _print(ran: Simulated, summary: Summary, folder: Path, *, as_json: bool) -> int:
+    from tenants import summary as summaries
+
     if as_json:
         click.echo(summaries.to_json(summary).decode())
     else:
         from tenants import failures, terminal
 
-        terminal.print_result(
-            summary, terminal.stdout_console(), folder=folder, causes=failures.causes(outcomes), again=None
-        )
+        causes = failures.causes(ran.outcomes)
+        terminal.print_result(summary, terminal.stdout_console(), folder=folder, causes=causes, again=None)
     return summaries.exit_code(summary) or EXIT_PASS
+
+
+def _experiment(offer: OfferOptions, send: SendOptions, engine: Engine, folder: Path, *, as_json: bool) -> int:
+    """All arms and trials, each on the engine asked for or on its own, then the verdict."""
+    from replay import plan as planning
+    from replay import simulated
+    from tenants import judge
+
+    asked = click.get_current_context().params
+    own = dict(asked["own"])
+    engines = {arm: engine_of(engine.options | arm_options(words)) for arm, words in own.items()}
+    offered = make_offer(offer)
+    arms, alone = trials.chosen_arms(offered, asked["arms"], asked["alone"], own, pool=False)
+    setup = Setup(arms=arms, alone=alone, own=own, trials=asked["trials"], stop_early=asked["stop_early"])
+    if setup.trials > 1 and planning.digest(offered.plan) == planning.digest(_again(offer).plan):
+        raise click.UsageError(
+            f"--trials {setup.trials}: nothing is drawn, every trial would be the same: add --poisson, or --trials 1"
+        )
+    click.echo(engine.line, err=True)
+    trials.announce(offered, setup)
+
+    def one(offered: Offered, asked: OfferOptions, part: Part, place: Path) -> bool:
+        simulated.play_arm((offered, part.arm), asked, engines.get(part.arm, engine), send, place)
+        return False
+
+    trials.play(offer, setup, folder, one)
+    return judge.judge_experiment(folder, as_json=as_json)
+
+
+def _again(offer: OfferOptions) -> Offered:
+    return make_offer(msgspec.structs.replace(offer, seed=offer.seed + 1))
+
+
+def arm_options(words: str) -> dict[str, Any]:
+    """Options of an arm's own engine, by name, those given alone. Raises click.UsageError."""
+    command = click.Command("--arm-engine", params=[option for option in simulate.params if option.name in ENGINE])
+    with command.make_context("--arm-engine", shlex.split(words)) as context:
+        return {name: value for name, value in context.params.items() if _given(context, name)}

@@ -7,15 +7,19 @@ whom the engine served meanwhile; an estimator may be compared with it and must 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import time
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.parquet as pq
 
+from replay import arms, pooled
 from replay import plan as planning
 from replay import rows as outcome_rows
 from replay.engine import virtual
@@ -24,10 +28,29 @@ from replay.engine.steptime import Profile
 from replay.engine.virtual import Result, Workload
 from replay.options import Offered, OfferOptions, SendOptions
 from replay.plan import NONE, Plan
-from replay.session import host, versions
+from replay.session import host, versions, write_document
 from tenants import dialects
+from tenants.summary import Summary, summarise
+from traces import parquet
 
 MOST_CHUNKS = 50_000_000  # token times kept by default: 400 MB
+
+
+class Engine(NamedTuple):
+    """What a plan is played on: settings and step times of each replica, and the options they came from."""
+
+    config: SchedulerConfig
+    profile: Profile
+    options: dict[str, Any]
+
+    @property
+    def line(self) -> str:
+        """In a line."""
+        config, profile = self.config, self.profile
+        return (
+            f"engine   {self.options['replicas']} × {profile.name} ({profile.provenance}), {config.scheduling_policy}, "
+            f"{config.slots} slots, {config.token_budget} tokens a step"
+        )
 
 
 class Simulated:
@@ -35,29 +58,39 @@ class Simulated:
 
     Args:
         offered: the plan and its tenants.
-        config: of each engine.
-        profile: its step times.
+        engine: what it is played on.
         send: which chunk times to keep.
-        engine: the options as given, `replicas`, `routing` and `step_by_step` among them.
+        arm: of the experiment that this run is part of.
     """
 
-    def __init__(
-        self, offered: Offered, config: SchedulerConfig, profile: Profile, send: SendOptions, engine: dict[str, Any]
-    ) -> None:
-        self.offered, self.config, self.profile, self.engine = offered, config, profile, engine
+    def __init__(self, offered: Offered, engine: Engine, send: SendOptions, *, arm: str | None = None) -> None:
+        self.arm = arm
+        self.offered, self.config, self.profile, self.engine = offered, engine.config, engine.profile, engine.options
+        config, profile = engine.config, engine.profile
         self.work, self.rows, self.too_long = workload_of(offered, config)
         begun = time.perf_counter()
         self.result = virtual.simulate(
             self.work,
             config,
             profile.model,
-            replicas=engine["replicas"],
-            routing=engine["routing"],
-            stepwise=engine["step_by_step"],
+            replicas=self.engine["replicas"],
+            routing=self.engine["routing"],
+            stepwise=self.engine["step_by_step"],
         )
         self.wall_s = time.perf_counter() - begun
         tokens = int(self.result.output_tokens.sum())
         self.chunks = send.chunks if send.chunks != "all" or tokens <= MOST_CHUNKS else "first"
+
+    @property
+    def line(self) -> str:
+        """What was played, in a line."""
+        tokens, steps = int(self.result.output_tokens.sum()), sum(self.result.steps)
+        return f"played   {len(self.work):,} requests, {tokens:,} tokens, {steps:,} steps in {self.wall_s:.2f} s"
+
+    @functools.cached_property
+    def outcomes(self) -> pa.Table:
+        """Every row of the plan as an outcome of the run."""
+        return outcomes_of(self)
 
     def notes(self) -> list[str]:
         """What a reader must know."""
@@ -74,6 +107,44 @@ class Simulated:
         if self.chunks == "first" and int(result.output_tokens.sum()) > MOST_CHUNKS:
             found.append("token times are left out (too many); the first and the last are kept")
         return found
+
+
+def keep(ran: Simulated, offer: OfferOptions, folder: Path) -> Summary:
+    """Write the run's folder, without a page; returns its summary."""
+    stuck = ["the engine stalled: some requests can never be served"] if bool((ran.result.finish == 0).any()) else []
+    summary = summarise(
+        ran.outcomes,
+        tenants=ran.offered.tenants,
+        rules=ran.offered.rules,
+        digest=planning.digest(ran.offered.plan),
+        warnings=ran.notes(),
+        invalid=stuck,
+    )
+    folder.mkdir(parents=True)
+    parquet.write(ran.outcomes, folder / "outcomes.parquet")
+    pq.write_table(truth_of(ran, ran.outcomes.column("request_id").combine_chunks()), folder / "truth.parquet")
+    write_document(folder, document_of(ran, offer, summary))
+    return summary
+
+
+def play_arm(part: tuple[Offered, str], asked: OfferOptions, engine: Engine, send: SendOptions, folder: Path) -> None:
+    """Play an arm of an experiment into its folder; of a pool, both engines and then their rows together.
+
+    Args:
+        part: what the arm offers, and its name.
+        asked: what the user asked for.
+        engine: of each server.
+        send: which chunk times to keep.
+        folder: of the run.
+    """
+    offered, arm = part
+    if arm != arms.POOLED:
+        keep(Simulated(offered, engine, send, arm=arm), asked, folder)
+        return
+    halves = arms.split(offered, arms.less_urgent(offered.tenants))
+    for half, place in zip(halves, ("first", "second"), strict=True):
+        keep(Simulated(half, engine, send, arm=arm), asked, folder / place)
+    pooled.join(folder, offered)
 
 
 def workload_of(
@@ -127,8 +198,8 @@ def outcomes_of(ran: Simulated) -> pa.Table:
     """Every row of the plan as an outcome of the run."""
     plan, result = ran.offered.plan, ran.result
     metadata = ran.offered.metadata.done(f"simulated on {ran.profile.name}")
-    schema = outcome_rows.outcome_schema(plan, msgspec.structs.replace(metadata, epoch="relative"))
-    models = ((*plan.models, ran.profile.served_model or ran.profile.name), None)
+    schema = outcome_rows.outcome_schema(plan, msgspec.structs.replace(metadata, epoch="relative"), arm=ran.arm)
+    models = ((*plan.models, ran.profile.served_model or ran.profile.name), ran.arm)
     batches = [outcome_rows.joined(plan, ran.rows, _measured(ran, result), schema, models)]
     if len(ran.too_long):
         count = len(ran.too_long)

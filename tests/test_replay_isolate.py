@@ -11,9 +11,10 @@ from click.testing import CliRunner
 
 from replay import arms
 from replay.arms import Part
-from replay.isolate import isolate, parse_bound, parse_server
+from replay.isolate import isolate, parse_server
 from replay.options import OfferOptions, make_offer
 from replay.plan import NONE
+from replay.trials import parse_bound
 from traces import parquet
 from traces.record import Metadata, table
 

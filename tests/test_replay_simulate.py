@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import click
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -171,3 +172,55 @@ def test_wrong_input_is_one_clear_line(mixed, options, message):
     assert result.exit_code == 2
     assert message in result.output
     assert "Traceback" not in result.output
+
+
+RANKS = ("--tenant-mix", "risk@0:summary@1")
+
+
+def experiment(trace, folder, *words):
+    """The verdict of a simulated experiment."""
+    from replay.simulate import simulate
+
+    result = run(simulate, trace, *RANKS, "--poisson", "--trials", "2", *words, "--out", str(folder), "--json")
+    return json.loads(result.stdout)
+
+
+def test_the_arms_of_an_experiment_are_played_and_judged_without_a_server(mixed, tmp_path):
+    words = ("--alone", "risk", "--cap", "summary=1", "--max-num-seqs", "2")
+    found = experiment(mixed, tmp_path / "e", *words, "--arm-engine", "wide=--max-num-seqs 64")
+    arms = found["tenants"]["risk"]["arms"]
+    assert set(arms) == {"alone", "untagged", "tagged", "capped", "wide"}
+    p95 = {arm: arms[arm]["ttft_ms"]["p95"] for arm in arms}
+    assert p95["alone"] < p95["capped"] < p95["tagged"] < p95["untagged"]  # one slot of two is always risk's
+    assert p95["wide"] < p95["capped"]  # an arm with an engine of its own has its slots
+    runs = json.loads((tmp_path / "e" / "experiment.json").read_text())["runs"]
+    assert len(runs) == 10
+    assert {run["folder"] for run in runs} >= {"trial-1/alone-risk", "trial-2/wide"}
+    outcomes = parquet.read(tmp_path / "e" / "trial-2" / "capped" / "outcomes.parquet")
+    assert set(outcomes.column("arm").to_pylist()) == {"capped"}
+    assert (tmp_path / "e" / "trial-1" / "tagged" / "truth.parquet").exists()
+
+
+def test_a_simulated_pool_is_two_engines(mixed, tmp_path):
+    words = ("--arm", "alone", "--arm", "pooled", "--alone", "risk", "--alone", "summary", "--max-num-seqs", "2")
+    arms = experiment(mixed, tmp_path / "e", *words)["tenants"]["risk"]["arms"]
+    assert arms["pooled"]["ttft_ms"] == arms["alone"]["ttft_ms"]  # an engine of its own: as if it were alone
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--trials", "2"], "every trial would be the same"),
+        (["--arm", "fair"], "neither one of"),
+        (["--arm-engine", "fair"], "not an arm's engine"),
+        (["--trials", "1", "--arm-engine", "fair=--policy fast"], "fast"),
+        (["--trials", "1", "--arm-engine", "fair=--speed 2x"], "No such option"),
+    ],
+)
+def test_experiments_that_make_no_sense_are_refused(mixed, tmp_path, words, said):
+    from replay.simulate import simulate
+
+    with pytest.raises(click.UsageError) as refused:
+        run(simulate, mixed, *RANKS, *words, "--out", str(tmp_path / "e"))
+    assert said in refused.value.format_message()
+    assert not (tmp_path / "e").exists()
