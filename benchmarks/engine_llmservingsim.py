@@ -25,7 +25,7 @@ import msgspec
 import numpy as np
 from scipy.optimize import least_squares
 
-from replay.engine.scheduler import SchedulerConfig
+from replay.engine.config import SchedulerConfig
 from replay.engine.steptime import StepModel, load_profile
 from replay.engine.virtual import Workload, simulate
 

@@ -22,7 +22,7 @@ from pathlib import Path
 import click
 import numpy as np
 
-from replay.engine.scheduler import SchedulerConfig
+from replay.engine.config import SchedulerConfig
 from replay.engine.steptime import load_profile
 from replay.engine.virtual import Workload, simulate
 

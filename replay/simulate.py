@@ -45,6 +45,7 @@ _OF_SERVE = (
     "enable_chunked_prefill",
     "long_prefill_token_threshold",
     "long_prefill_token_threshold_adaptive",
+    "prefill_schedule_interval",
     "watermark",
     "scheduler_reserve_full_isl",
     "async_scheduling",

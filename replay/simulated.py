@@ -23,7 +23,7 @@ from replay import arms, pooled
 from replay import plan as planning
 from replay import rows as outcome_rows
 from replay.engine import virtual
-from replay.engine.scheduler import SchedulerConfig
+from replay.engine.config import SchedulerConfig
 from replay.engine.steptime import Profile
 from replay.engine.virtual import Result, Workload
 from replay.options import Offered, OfferOptions, SendOptions

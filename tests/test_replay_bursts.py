@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from replay import bursts
-from replay.engine.scheduler import SchedulerConfig
+from replay.engine.config import SchedulerConfig
 from replay.engine.steptime import load_profile
 from replay.engine.virtual import Workload, simulate
 from traces.record import Metadata, table

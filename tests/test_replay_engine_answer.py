@@ -10,7 +10,7 @@ import pytest
 from replay.engine import api, words
 from replay.engine.answer import Reply, Streamed, Style, output_id, seed_of, whole
 from replay.engine.loop import Choice
-from replay.engine.scheduler import EngineRequest
+from replay.engine.request import EngineRequest
 
 LIMITS = api.Limits(models=("tiny",), max_model_len=8192)
 BARE = Style(fingerprint="vllm-0.33.0-convoy", request_metrics=False, prompt_details=False)

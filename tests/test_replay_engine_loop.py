@@ -7,9 +7,11 @@ from collections.abc import Callable
 
 import pytest
 
+from replay.engine.config import SchedulerConfig
 from replay.engine.loop import EMPTY_STEP_NS, SLACK_NS, Choice, Engine
 from replay.engine.metrics import Metrics
-from replay.engine.scheduler import EngineRequest, Scheduler, SchedulerConfig
+from replay.engine.request import EngineRequest
+from replay.engine.scheduler import Scheduler
 from replay.engine.steptime import StepModel
 from replay.engine.truth import Truth
 

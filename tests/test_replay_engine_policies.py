@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import pytest
 
-from replay.engine.scheduler import EngineRequest, Scheduler, SchedulerConfig
+from replay.engine.config import SchedulerConfig
+from replay.engine.request import EngineRequest
+from replay.engine.scheduler import Scheduler
 
 
 def config(policy, *, blocks=100, **more):

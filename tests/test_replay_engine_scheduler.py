@@ -9,7 +9,9 @@ from __future__ import annotations
 import pytest
 
 from replay.engine import check
-from replay.engine.scheduler import EngineRequest, Scheduler, SchedulerConfig
+from replay.engine.config import SchedulerConfig
+from replay.engine.request import EngineRequest
+from replay.engine.scheduler import Scheduler
 
 
 def config(policy="fcfs", *, blocks=100, **more):
@@ -73,6 +75,26 @@ VLLM = {
         config(blocks=4),
         [(0, "a", 4, 9), (0, "b", 4, 9), (5, "c", 1, 1)],
         ["a4 b4", *["a1 b1"] * 4, "a1 !b", *["a1"] * 3, "b9 c1", *["b1"] * 3],
+    ),
+    "with a cadence a newcomer waits until decodes had their steps": (
+        config(prefill_schedule_interval=3),
+        [(0, "a", 3, 6), (1, "b", 3, 2)],
+        ["a3", "a1", "a1", "a1 b3", "a1 b1", "a1"],
+    ),
+    "0.32 takes the cadence and ignores it": (
+        config(prefill_schedule_interval=3, engine_version="0.32"),
+        [(0, "a", 3, 6), (1, "b", 3, 2)],
+        ["a3", "a1 b3", "a1 b1", "a1", "a1", "a1"],
+    ),
+    "the cadence holds back the chunks of a prefill that has begun, while somebody decodes": (
+        config(prefill_schedule_interval=3, max_num_batched_tokens=4),
+        [(0, "a", 2, 9), (1, "b", 10, 1)],
+        ["a2", "a1", "a1", "a1 b3", "a1", "a1", "a1 b3", "a1", "a1", "b4"],
+    ),
+    "a release that leaves somebody waiting ends the cadence until the queue is empty": (
+        config(prefill_schedule_interval=4, max_num_seqs=2),
+        [(0, "a", 2, 6), (0, "b", 2, 2), (0, "c", 2, 1), (3, "d", 2, 1)],
+        ["a2 b2", "a1 b1", "a1 c2", "a1", "a1", "a1", "d2"],
     ),
     "after preempting itself the running pass ends in 0.32": (
         config("priority", blocks=3, engine_version="0.32"),

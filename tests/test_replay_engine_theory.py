@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from replay.engine.scheduler import SchedulerConfig
+from replay.engine.config import SchedulerConfig
 from replay.engine.steptime import StepModel
 from replay.engine.virtual import Workload, simulate
 

@@ -8,8 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replay.engine import leap, virtual
+from replay.engine.config import SchedulerConfig
 from replay.engine.policies import POLICIES
-from replay.engine.scheduler import EngineRequest, Scheduler, SchedulerConfig
+from replay.engine.request import EngineRequest
+from replay.engine.scheduler import Scheduler
 from replay.engine.steptime import PicoClock, StepModel
 from replay.engine.truth import Truth
 
@@ -114,6 +116,7 @@ CONFIG = st.fixed_dictionaries(
         "max_model_len": st.just(101),
         "long_prefill_token_threshold": st.sampled_from([0, 0, 3, 8]),
         "long_prefill_token_threshold_adaptive": st.booleans(),
+        "prefill_schedule_interval": st.sampled_from([1, 1, 1, 3]),
         "enable_prefix_caching": st.booleans(),
         "scheduler_reserve_full_isl": st.booleans(),
         "watermark": st.sampled_from([0.0, 0.1]),

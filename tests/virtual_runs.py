@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from replay.engine.scheduler import SchedulerConfig
+from replay.engine.config import SchedulerConfig
 from replay.engine.steptime import StepModel, load_profile
 from replay.engine.virtual import Workload, simulate
 from traces.record import Metadata, table

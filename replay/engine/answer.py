@@ -22,7 +22,7 @@ from replay.engine import words
 from replay.engine.api import Ask, overloaded
 from replay.engine.loop import Choice
 from replay.engine.record import Log
-from replay.engine.scheduler import EngineRequest
+from replay.engine.request import EngineRequest
 
 KEEP_ALIVE = b": keep-alive\n\n"
 _DONE = b"data: [DONE]\n\n"

@@ -22,7 +22,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from replay.engine.scheduler import ENGINE_VERSIONS, EngineRequest, Scheduler, SchedulerConfig, Step
+from replay.engine.config import ENGINE_VERSIONS, SchedulerConfig
+from replay.engine.request import EngineRequest, Step
+from replay.engine.scheduler import Scheduler
 
 DEFAULTS: dict[str, Any] = {
     "max_num_seqs": 16,

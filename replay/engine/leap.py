@@ -21,9 +21,10 @@ from array import array
 from collections import deque
 from heapq import heappop, heappush
 
+from replay.engine.config import SchedulerConfig
 from replay.engine.ledger import ABORT, LENGTH, Ledger
 from replay.engine.replica import FOREVER, Asked, StepReplica, steps_to_cover
-from replay.engine.scheduler import Scheduler, SchedulerConfig
+from replay.engine.scheduler import Scheduler
 from replay.engine.steptime import PicoClock
 
 POLICIES = {"fcfs", "priority", "ageing"}
@@ -34,7 +35,8 @@ HOLD_STEPS = 8  # steps in the real scheduler before coming back is considered
 
 def is_closed_form(config: SchedulerConfig, asked: Asked) -> bool:
     """Whether `LeapReplica` knows this policy and load; otherwise take `StepReplica`."""
-    return config.scheduling_policy in POLICIES and not config.async_scheduling and asked.prefixes is None
+    known = config.scheduling_policy in POLICIES and not config.async_scheduling and config.prefill_interval == 1
+    return known and asked.prefixes is None
 
 
 class LeapReplica(StepReplica):

@@ -21,7 +21,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from replay.engine.metrics import Finished, Gauges, Metrics
-from replay.engine.scheduler import EngineRequest, Refusal, Scheduler, Step
+from replay.engine.request import EngineRequest, Step
+from replay.engine.scheduler import Refusal, Scheduler
 from replay.engine.timer import Clock
 from replay.engine.truth import Truth
 

@@ -38,7 +38,8 @@ from math import lcm
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from replay.engine.scheduler import EngineRequest, SchedulerConfig
+    from replay.engine.config import SchedulerConfig
+    from replay.engine.request import EngineRequest
 
 INPUT_WEIGHT, OUTPUT_WEIGHT = 1, 2
 

@@ -12,8 +12,10 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from replay.engine.config import SchedulerConfig
 from replay.engine.ledger import ABORT, CAUSES, LENGTH, REFUSED, STOP, Ledger, Timeline
-from replay.engine.scheduler import EngineRequest, Scheduler, SchedulerConfig, Step
+from replay.engine.request import EngineRequest, Step
+from replay.engine.scheduler import Scheduler
 from replay.engine.steptime import PicoClock
 
 _PLAIN_ORDER = {"fcfs", "priority", "ageing"}  # who is next changes only when someone comes or goes
@@ -59,7 +61,7 @@ class StepReplica:
         self.asked = asked
         self.ledger = ledger
         self.number = number
-        self.skip = skip and not config.async_scheduling
+        self.skip = skip and not config.async_scheduling and config.prefill_interval == 1
         self.now_ps = 0
         self.steps = 0  # executed
         self.busy_ps = 0

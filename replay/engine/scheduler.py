@@ -6,277 +6,27 @@ block when none is free takes it from a victim, which is preempted: its blocks g
 Then, if nobody was preempted, waiting requests are admitted from the head while tokens, slots and blocks last; a head
 that does not fit blocks all behind it. A waiting request never preempts a running one (policies.py has some that do).
 
-    running pass:   for r in running:  n = min(known(r) − computed(r), threshold, budget, max_model_len − 1 −
-    computed(r)) admission pass: head of the queue: n = min(known(r) − cached prefix, threshold, budget);  whole prompt
-    must fit the
-    free blocks
+    running pass, each:     n = min(known − computed, threshold, budget, max_model_len − 1 − computed)
+    admission pass, head:   n = min(known − cached prefix, threshold, budget); its whole prompt must fit the free blocks
 
 Synchronous use: `step = schedule()`, let the step's time pass, `update(step)`. Asynchronous (`async_scheduling`):
 schedule step k + 1 before `update` of step k; tokens in flight are *placeholders*, known to exist but not yet known.
 
-Semantics of vLLM 0.32 and 0.33 (`engine_version`); they differ in what follows when a request preempts itself under
-a priority policy: 0.32 ends the running pass, 0.33 goes on with the next.
+Semantics of vLLM 0.32 and 0.33 (`engine_version`). When a request preempts itself under a priority policy, 0.32 ends
+the running pass and 0.33 goes on with the next. And 0.33 has a cadence (`prefill_schedule_interval` N): while somebody
+decodes, no prefill, begun or waiting, gets tokens until N steps after the latest step that carried prefill; unless that
+release left somebody waiting, then the engine is bound by prefill and holds nothing back.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
 
 from replay.engine.blocks import BlockPool
+from replay.engine.config import SchedulerConfig
 from replay.engine.policies import POLICIES, WaitingQueue
-
-ENGINE_VERSIONS = ("0.32", "0.33")
-
-Kind = Literal["new", "resumed", "running"]
-Status = Literal["waiting", "running", "preempted", "finished"]
-Stop = Literal["preempted", "empty", "kv", "budget", "seqs", "chunk"]
-
-_serial = itertools.count()
-
-
-@dataclass(frozen=True, kw_only=True)
-class SchedulerConfig:
-    """The engine's settings under the names vLLM uses; defaults are those of `vllm serve` on an A100.
-
-    Attributes:
-        scheduling_policy: one of `policies.POLICIES`.
-        max_num_batched_tokens: token budget of a step; `max_num_scheduled_tokens` narrows it.
-        max_num_seqs: slots; `max_num_active_seqs` narrows it.
-        num_gpu_blocks: KV blocks, one reserved block included.
-        long_prefill_token_threshold: most prompt tokens one request may get in a step while others exist; 0 = off.
-        watermark: share of the blocks kept free at admission while something runs.
-        scheduler_reserve_full_isl: admit only what fits with its whole prompt.
-        max_num_queued_reqs, max_num_queued_tokens: what may be in the engine; more is refused with 503 (`refusal`).
-        engine_version: "0.32" or "0.33".
-        preemption_threshold: `sglang` only; a head preempts those less urgent by more than this.
-        ageing_s: `ageing` only; seconds of waiting that count as one rank.
-        tenant_weights: `fair` only; 1 where a tenant is not named.
-    """
-
-    scheduling_policy: str = "fcfs"
-    max_num_seqs: int = 256
-    max_num_batched_tokens: int = 2048
-    num_gpu_blocks: int = 28_000
-    block_size: int = 16
-    enable_prefix_caching: bool = True
-    enable_chunked_prefill: bool = True
-    long_prefill_token_threshold: int = 0
-    long_prefill_token_threshold_adaptive: bool = False
-    max_model_len: int = 131_072
-    watermark: float = 0.0
-    scheduler_reserve_full_isl: bool = True
-    max_num_scheduled_tokens: int | None = None
-    max_num_active_seqs: int | None = None
-    async_scheduling: bool = False
-    max_num_queued_reqs: int | None = None
-    max_num_queued_tokens: int | None = None
-    engine_version: str = "0.33"
-    preemption_threshold: int = 10
-    ageing_s: float = 10.0
-    tenant_weights: Mapping[str, float] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        """Refuse what no engine would start with. Raises ValueError."""
-        if self.scheduling_policy not in POLICIES:
-            raise ValueError(f"unknown scheduling policy {self.scheduling_policy!r}: one of {', '.join(POLICIES)}")
-        if self.engine_version not in ENGINE_VERSIONS:
-            raise ValueError(f"unknown engine version {self.engine_version!r}: one of {', '.join(ENGINE_VERSIONS)}")
-        positive = (
-            "max_num_seqs",
-            "max_num_batched_tokens",
-            "num_gpu_blocks",
-            "block_size",
-            "max_model_len",
-            "ageing_s",
-        )
-        for name in positive:
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} must be above 0, not {getattr(self, name)}")
-        if not 0 <= self.watermark < 1:
-            raise ValueError(f"watermark is a share from 0 to below 1, not {self.watermark}")
-
-    @property
-    def token_budget(self) -> int:
-        """Tokens a step may hold."""
-        return min(self.max_num_batched_tokens, self.max_num_scheduled_tokens or self.max_num_batched_tokens)
-
-    @property
-    def slots(self) -> int:
-        """Requests that may run at once."""
-        return self.max_num_active_seqs or self.max_num_seqs
-
-
-class EngineRequest:
-    """One request inside the engine: what was asked, and how far it is.
-
-    Args:
-        request_id: unique among the unfinished ones; breaks ties of a priority queue as a string.
-        prompt_tokens: token ids, or just how many (then nobody shares its prefix, except through `prefix_hashes`).
-        max_tokens: output limit.
-        priority: smaller is more urgent.
-        arrival_time: seconds on any clock; orders a priority queue and chooses victims.
-        tenant, tag: whose it is; anything the caller wants back.
-        ends_after: output tokens after which it ends by itself (an end-of-sequence token); None: at `max_tokens`.
-        output_ids: k → id of the k-th output token, for those who hit this request's blocks in a later turn.
-        prefix_hashes, prefix_block_size: chained hashes of the prompt's blocks of that many tokens, as traces keep
-        them.
-    """
-
-    __slots__ = (
-        "_keys",
-        "_prefix_block_size",
-        "_prefix_hashes",
-        "_token_at",
-        "arrival_time",
-        "blocks",
-        "cached_tokens",
-        "computed",
-        "ends_after",
-        "finish",
-        "hashed_blocks",
-        "in_flight",
-        "max_tokens",
-        "output_tokens",
-        "placeholders",
-        "preemptions",
-        "priority",
-        "prompt_tokens",
-        "request_id",
-        "serial",
-        "stale",
-        "status",
-        "tag",
-        "tenant",
-    )
-
-    def __init__(
-        self,
-        request_id: str,
-        *,
-        prompt_tokens: int | Sequence[int],
-        max_tokens: int,
-        priority: int = 0,
-        arrival_time: float = 0.0,
-        tenant: str = "default",
-        tag: Any = None,
-        ends_after: int | None = None,
-        output_ids: Callable[[int], int] | None = None,
-        prefix_hashes: Sequence[int] | None = None,
-        prefix_block_size: int = 16,
-    ) -> None:
-        self.request_id = request_id
-        self.max_tokens = max_tokens
-        self.priority = priority
-        self.arrival_time = arrival_time
-        self.tenant = tenant
-        self.tag = tag
-        self.ends_after = ends_after
-        self.serial = next(_serial)
-        self._token_at: Callable[[int], int] | None = None
-        if isinstance(prompt_tokens, int):
-            self.prompt_tokens = prompt_tokens
-        else:
-            self.prompt_tokens = len(prompt_tokens)
-            self._token_at = _token_reader(prompt_tokens, output_ids, self.serial)
-        if self.prompt_tokens < 1 or max_tokens < 1:
-            raise ValueError(f"request {request_id}: at least one prompt token and one output token are needed")
-        self._prefix_hashes = prefix_hashes
-        self._prefix_block_size = prefix_block_size
-        self._keys: list[Hashable] = []
-        self.output_tokens = 0
-        self.computed = 0  # tokens whose KV is computed or scheduled to be
-        self.placeholders = 0  # output tokens in flight (asynchronous)
-        self.in_flight = 0  # tokens scheduled and not yet updated
-        self.stale = 0  # of those, scheduled before the latest preemption
-        self.status: Status = "waiting"
-        self.finish: Literal["length", "stop", "abort"] | None = None
-        self.preemptions = 0
-        self.cached_tokens: int | None = None  # prefix hit at first admission
-        self.blocks: list[int] = []
-        self.hashed_blocks = 0
-
-    def __repr__(self) -> str:
-        return f"<EngineRequest {self.request_id} {self.status} {self.computed}/{self.known_tokens}>"
-
-    @property
-    def known_tokens(self) -> int:
-        """Prompt and output tokens so far."""
-        return self.prompt_tokens + self.output_tokens
-
-    def block_key(self, index: int, block_size: int) -> Hashable:
-        """The prefix key of full block `index`: equal keys mean equal tokens up to the block's end."""
-        keys = self._keys
-        while len(keys) <= index:
-            keys.append(self._next_key(len(keys), block_size))
-        return keys[index]
-
-    def _next_key(self, index: int, block_size: int) -> Hashable:
-        end = (index + 1) * block_size
-        if self._token_at is not None:
-            parent = self._keys[index - 1] if index else None
-            return hash((parent, *[self._token_at(position) for position in range(end - block_size, end)]))
-        if self._prefix_hashes is not None and end <= self.prompt_tokens:
-            covering = (end - 1) // self._prefix_block_size
-            if covering < len(self._prefix_hashes):
-                return ("prefix", self._prefix_hashes[covering], index)
-        return (self.serial, index)
-
-
-def _token_reader(prompt: Sequence[int], output_ids: Callable[[int], int] | None, serial: int) -> Callable[[int], int]:
-    """Position → token id over prompt and output; without `output_ids` the outputs are nobody else's."""
-    length = len(prompt)
-    private = -2 - (serial << 32)
-
-    def token_at(position: int) -> int:
-        if position < length:
-            return prompt[position]
-        k = position - length
-        return output_ids(k) if output_ids is not None else private - k
-
-    return token_at
-
-
-class Scheduled(NamedTuple):
-    """One row of a step: `tokens` of `request` on top of `computed`; it samples when all it knows is computed."""
-
-    request: EngineRequest
-    tokens: int
-    kind: Kind
-    computed: int
-    samples: bool
-
-
-@dataclass(slots=True)
-class Step:
-    """What one step does. `emitted` and `finished` are filled by `update`.
-
-    Attributes:
-        scheduled: rows in the order they were granted: running ones, then admissions.
-        preempted: victims in order; `refunded` of them had tokens in this step and lost them.
-        cached: (request, tokens taken from the prefix cache) of each admission.
-        stop: why admission ended; `head` is the request that did not get in (None when nobody waits).
-        tokens, decodes, context, area, samples: the step's load for the step-time model: all tokens; decode rows and
-        their context
-            lengths, summed; Σ chunk · (computed before + chunk/2) of the prefill rows; rows that sample.
-    """
-
-    index: int
-    scheduled: list[Scheduled] = field(default_factory=list)
-    preempted: list[EngineRequest] = field(default_factory=list)
-    refunded: list[EngineRequest] = field(default_factory=list)
-    cached: list[tuple[EngineRequest, int]] = field(default_factory=list)
-    stop: Stop = "empty"
-    head: EngineRequest | None = None
-    tokens: int = 0
-    decodes: int = 0
-    context: int = 0
-    area: float = 0.0
-    samples: int = 0
-    emitted: list[EngineRequest] = field(default_factory=list)
-    finished: list[EngineRequest] = field(default_factory=list)
+from replay.engine.request import EngineRequest, Kind, Scheduled, Step
 
 
 class Refusal(NamedTuple):
@@ -302,6 +52,9 @@ class Scheduler:
         self.requests: dict[str, EngineRequest] = {}
         self.steps = 0
         self._watermark_blocks = int(config.watermark * config.num_gpu_blocks)
+        self._executed = 0  # steps that had tokens
+        self._prefilled = -config.prefill_interval  # the latest of them that carried prefill; the first is never held
+        self._prefill_bound = False  # that one left somebody waiting
 
     @property
     def unfinished(self) -> int:
@@ -361,11 +114,13 @@ class Scheduler:
         step = Step(self.steps)
         self.steps += 1
         threshold = self._threshold()
-        budget = self._running_pass(step, threshold)
+        hold = self._holds_prefill()
+        budget = self._running_pass(step, threshold, hold=hold)
         if step.preempted:
             step.stop = "preempted"
         else:
-            self._admission_pass(step, budget, threshold)
+            self._admission_pass(step, budget, threshold, hold=hold)
+        self._note_cadence(step)
         step.head = self.waiting.peek() if len(self.waiting) else None
         self._advance(step)
         return step
@@ -436,14 +191,31 @@ class Scheduler:
             return max(config.long_prefill_token_threshold, config.max_num_batched_tokens // eligible)
         return config.long_prefill_token_threshold
 
-    def _running_pass(self, step: Step, threshold: int) -> int:
+    def _holds_prefill(self) -> bool:
+        """Whether the cadence keeps this step for decodes (`v1/core/sched/scheduler.py` of 0.33, `schedule`)."""
+        interval = self.config.prefill_interval
+        if interval == 1 or self._prefill_bound or self._executed + 1 - self._prefilled >= interval:
+            return False
+        return any(not request.prefilling for request in self.running)
+
+    def _note_cadence(self, step: Step) -> None:
+        if self.config.prefill_interval == 1 or not step.scheduled:
+            return
+        self._executed += 1
+        if any(
+            row.request.prefilling if row.kind == "running" else row.computed < row.request.known_tokens - 1
+            for row in step.scheduled
+        ):
+            self._prefilled = self._executed
+
+    def _running_pass(self, step: Step, threshold: int, *, hold: bool) -> int:
         """Give tokens to the running requests in admission order; returns what is left of the budget."""
         budget = self.config.token_budget
         granted: dict[EngineRequest, int] = {}
         index = 0
         while index < len(self.running) and budget > 0:
             request = self.running[index]
-            tokens = self._wanted(request, budget, threshold)
+            tokens = 0 if hold and request.prefilling else self._wanted(request, budget, threshold)
             if tokens <= 0:
                 index += 1
                 continue
@@ -481,8 +253,8 @@ class Scheduler:
             tokens = threshold
         return min(tokens, budget, self.config.max_model_len - 1 - request.computed)
 
-    def _admission_pass(self, step: Step, budget: int, threshold: int) -> None:
-        """Admit waiting requests from the head while tokens, slots and blocks last."""
+    def _admission_pass(self, step: Step, budget: int, threshold: int, *, hold: bool) -> None:
+        """Admit waiting requests from the head while tokens, slots and blocks last; with `hold` none that prefills."""
         config = self.config
         set_aside: list[EngineRequest] = []
         while len(self.waiting):
@@ -499,9 +271,11 @@ class Scheduler:
                 hits = self._prefix_hits(head)
                 cached = len(hits) * config.block_size
                 tokens = head.known_tokens - cached
-                if 0 < threshold < tokens:
+                if 0 < threshold < tokens and not hold:
                     tokens = threshold
-                if not config.enable_chunked_prefill and tokens > budget:
+                if hold and tokens > 1:
+                    step.stop = "budget"  # the cadence keeps the step's tokens for decodes
+                elif not config.enable_chunked_prefill and tokens > budget:
                     step.stop = "chunk"
                 else:
                     tokens = min(tokens, budget)
@@ -516,6 +290,8 @@ class Scheduler:
             budget += refunded
         for request in reversed(set_aside):
             self.waiting.put_back(request)
+        if not hold:
+            self._prefill_bound = len(self.waiting) > len(set_aside)
         if not len(self.waiting):
             step.stop = "empty"
 
@@ -567,6 +343,7 @@ class Scheduler:
             request.computed += tokens
             request.in_flight += tokens
             step.tokens += tokens
+            request.prefilling = not samples
             if samples:
                 step.samples += 1
                 if asynchronous:

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable
 
+    from replay.engine.config import SchedulerConfig
     from replay.engine.loop import Engine
     from replay.engine.record import Log
-    from replay.engine.scheduler import SchedulerConfig
     from replay.engine.server import Server
     from replay.engine.steptime import Profile
     from replay.engine.truth import Truth
@@ -77,6 +77,13 @@ if TYPE_CHECKING:
     help="Most prompt tokens one request gets in a step; 0: no limit.",
 )
 @click.option("--long-prefill-token-threshold-adaptive", is_flag=True)
+@click.option(
+    "--prefill-schedule-interval",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="0.33: while others decode, prefill only every so many steps.",
+)
 @click.option(
     "--watermark",
     type=click.FloatRange(0, 1, max_open=True),
@@ -313,7 +320,7 @@ def make_config(options: dict[str, Any], profile: Profile) -> SchedulerConfig:
     """The scheduler's settings: what was given, else the profile's. Raises click.UsageError."""
     import dataclasses
 
-    from replay.engine.scheduler import SchedulerConfig
+    from replay.engine.config import SchedulerConfig
 
     names = [field.name for field in dataclasses.fields(SchedulerConfig) if options.get(field.name) is not None]
     values = {name: options[name] for name in names}

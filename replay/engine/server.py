@@ -25,7 +25,7 @@ from replay.engine import api
 from replay.engine.answer import Reply, Streamed, Style, output_id, seed_of, whole
 from replay.engine.loop import Choice, Engine
 from replay.engine.record import Log
-from replay.engine.scheduler import EngineRequest
+from replay.engine.request import EngineRequest
 
 OWNER = "convoy"
 LEAST_URGENT = 2**62

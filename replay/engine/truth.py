@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from replay.engine.scheduler import EngineRequest, Scheduled, Step, Stop
+from replay.engine.request import EngineRequest, Scheduled, Step, Stop
 from replay.engine.steptime import StepModel
 
 CAUSES: tuple[Stop, ...] = ("seqs", "budget", "kv", "preempted", "chunk")

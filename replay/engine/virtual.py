@@ -24,10 +24,10 @@ from heapq import heapify, heappop, heappush
 import numpy as np
 import numpy.typing as npt
 
+from replay.engine.config import SchedulerConfig
 from replay.engine.leap import LeapReplica, is_closed_form
 from replay.engine.ledger import ABORT, CAUSES, PS_PER_NS, REFUSED, UNFINISHED, Ints, Ledger, column, rounded_ns
 from replay.engine.replica import FOREVER, Asked, StepReplica
-from replay.engine.scheduler import SchedulerConfig
 from replay.engine.steptime import PicoClock, StepModel
 
 ROUTINGS = ("round-robin", "least-loaded", "session")
