@@ -1,30 +1,40 @@
-"""How sure a number is that was measured in several trials: resampling in two levels.
+"""How sure a number is that was measured in several trials.
 
 Requests of one run are no independent draws: neighbours share a queue, and all share the state of the machine that day.
-So two things are resampled, never single requests:
+So two things are looked at, never single requests:
 
-    trials   whole runs, each with all its arms, one left out at a time (the jackknife: Quenouille 1956, Tukey 1958).
-             S holds both what differs between runs and what happened by chance within them:
-             S = (T − 1) / T · Σ (value without trial t − their mean)²
+    trials   whole runs, each with all its arms: independent replications (Law 2015, section 9.5.2). The number is taken
+             from all runs together, its error from how the runs differ one by one:
+             S = variance of (value of trial t alone) / T
     blocks   stretches of due time, the same ones in every arm of a trial, longer than requests stay alike, drawn with
-             replacement (moving from Künsch 1989). W is chance within the runs alone
+             replacement (Künsch 1989). W is chance within the runs alone
 
-The textbook two-level bootstrap draws one within the other: that counts W twice, and with few trials it misses a factor
-T / (T − 1) of S (Davison and Hinkley 1997, section 3.8); drawing three trials with replacement also ties values, which
-widens the interval of a tail quantile (98 % instead of 95 % with 200 requests a run). So the levels are taken apart:
+Centre and error are apart on purpose. A tail quantile of one run is biased by 1 / length and the mean of T such values
+keeps that bias; the quantile of all rows has a T-th of it. So the interval sits on the latter (sectioning: Asmussen and
+Glynn 2007, section III.5), while S is taken about the mean of the trials: taken about the centre it is too wide for
+three trials (97 % instead of 95 %); from trials left out one at a time (the jackknife) somewhat too narrow.
 
     trials of different arrivals     variance = S         dof = T − 1
     trials that repeat one plan      variance = S + W     dof by Satterthwaite 1946: S cannot know what other arrivals
                                                           would have done; W can (a block is drawn in all trials)
     interval                         value ± t(dof) · √variance           ratios in logarithms
 
-Whole trials as the unit is the method of independent replications (Law 2015, section 9.5.2): it holds whatever makes
-runs differ. Its price is an honest one: with three trials t is 4.30, with five 2.78, with ten 2.26.
+The price is an honest one: with three trials t is 4.30, with five 2.78, with ten 2.26.
 
-A run must also be long against how long its queue remembers: in a short one no quantile of a busy server has settled.
-No interval is given for fewer than two trials, or where the tail of a run holds too few requests that are worth an
-independent one (`effective`). What there would be is kept as `rough` and the caller says inconclusive. Coverage
-measured: docs/isolation.md.
+**Too short.** A run must be long against how long its queue remembers: in a short one no quantile of a busy server has
+settled, and it errs downwards. n requests are worth n / τ independent ones,
+
+    τ = 1 + 2 Σ ρ(l),  l = 1 ... m     ρ(l) = autocorrelation, l requests apart in order of due time, of their ranks
+                                       within the run, over all trials (ranks: an infinite time has no variance)
+    m = the first m >= 3 τ(m)          the window of Sokal 1997, section 3 (his τ is half of this one, his factor 6)
+
+and an interval needs six of them beyond the quantile in each run; thirty where all runs repeat one plan, for then they
+are the only ones. The rule looks at the same data as the interval, so it must be sharp: where chance decides that a run
+is long enough, it prefers those that happened to see a calm queue. Sums over a few blocks measure the same memory with
+twice the noise and do just that.
+
+No interval is given for fewer than two trials, or for runs too short. What there would be is kept as `rough` and the
+caller says inconclusive. Coverage measured: docs/isolation.md.
 """
 
 from __future__ import annotations
@@ -43,8 +53,12 @@ Statistic = Callable[[Counts], Floats]  # one value per draw
 
 DRAWS = 400
 CONFIDENCE = 0.95
-FLOOR = 0.02  # S never counts as less than this part of W: trials that agree by chance prove nothing
-ENOUGH_BEYOND = 8.0  # requests of a run beyond the quantile, each worth an independent one, that an interval needs
+FLOOR = 0.02  # S never counts as less than this part of W: repeats that agree by chance prove nothing
+ENOUGH_BEYOND = 6.0  # requests of a run beyond the quantile, each worth an independent one, that an interval needs
+ENOUGH_OF_ONE_PLAN = 30.0  # the same where every trial repeats the same arrivals
+WINDOW = 3.0  # autocorrelation is summed over so many of its own times
+MEMORIES = 16.0  # a block is so many of them long: drawn with half of that, blocks miss a tenth of W
+FEWEST_BLOCKS, MOST_BLOCKS = 8, 40
 
 
 class Sample(NamedTuple):
@@ -53,6 +67,7 @@ class Sample(NamedTuple):
     values: Floats
     trial: Ints
     block: Ints
+    turn: Ints  # place in its trial in order of due time, from 0
 
 
 class Estimate(NamedTuple):
@@ -87,8 +102,11 @@ def sample(values: Sequence[Floats], due: Sequence[Floats], *, begin: float, blo
     place = np.clip((times - begin) // block, 0, blocks - 1).astype(np.int64)
     kept = ~np.isnan(flat)
     flat, trial, place = flat[kept], trial[kept], place[kept]
+    in_time = np.lexsort((times[kept], trial))
+    turn = np.empty(len(flat), dtype=np.int64)
+    turn[in_time] = np.arange(len(flat)) - np.searchsorted(trial, trial)  # trials stand one after another
     order = np.argsort(flat, kind="stable")
-    return Sample(flat[order], trial[order], place[order])
+    return Sample(flat[order], trial[order], place[order], turn[order])
 
 
 def quantile(found: Sample, q: float) -> Statistic:
@@ -140,13 +158,13 @@ class Levels(NamedTuple):
     """The draws of an experiment, the same for every number taken from it."""
 
     whole: Counts  # (1, trials, blocks): everything once
-    trials: Counts  # each left out once
+    trials: Counts  # each of them alone
     blocks: Counts
     same_plan: bool
 
 
 def levels(trials: int, blocks: int, *, same_plan: bool, seed: int = 0, draws: int = DRAWS) -> Levels:
-    """Both levels: every trial left out once, and blocks drawn.
+    """Both levels: every trial alone, and blocks drawn.
 
     Args:
         trials: how many.
@@ -156,21 +174,26 @@ def levels(trials: int, blocks: int, *, same_plan: bool, seed: int = 0, draws: i
         draws: how many of the blocks.
     """
     rng = np.random.default_rng(seed)
-    without_one = 1 - np.eye(trials)
     shape = (draws,) if same_plan else (draws, trials)
     by_block = rng.multinomial(blocks, np.full(blocks, 1 / blocks), size=shape)
     if same_plan:
         by_block = np.broadcast_to(by_block[:, None, :], (draws, trials, blocks))
     return Levels(
         whole=np.ones((1, trials, blocks), dtype=np.float32),
-        trials=np.repeat(without_one[:, :, None], blocks, axis=2).astype(np.float32),
+        trials=np.repeat(np.eye(trials)[:, :, None], blocks, axis=2).astype(np.float32),
         blocks=np.asarray(by_block, dtype=np.float32),
         same_plan=same_plan,
     )
 
 
 def estimate(
-    statistic: Statistic, drawn: Levels, *, log: bool = False, confidence: float = CONFIDENCE, why: str = ""
+    statistic: Statistic,
+    drawn: Levels,
+    *,
+    log: bool = False,
+    confidence: float = CONFIDENCE,
+    why: str = "",
+    of_one: Statistic | None = None,
 ) -> Estimate:
     """A number and its interval.
 
@@ -180,6 +203,7 @@ def estimate(
         log: the interval is symmetric in the logarithm (ratios, times).
         confidence: of the interval.
         why: a reason to give no interval, found by the caller (see `too_few`).
+        of_one: the statistic of one trial, where a single one has none that means anything (see `linearised`).
     """
     value = float(statistic(drawn.whole)[0])
     trials = drawn.whole.shape[1]
@@ -187,79 +211,124 @@ def estimate(
         why = "a single trial cannot tell what differs between runs from what differs between arms"
     if trials < 2 or math.isnan(value):
         return Estimate(value, None, None, math.nan, trials, why or "nothing was measured")
-    of_trials, of_blocks = statistic(drawn.trials), statistic(drawn.blocks)
     if math.isinf(value):
         return Estimate(value, value, value, math.nan, trials, "more requests failed than the quantile leaves out")
+    of_trials = (of_one or statistic)(drawn.trials)
+    of_blocks = statistic(drawn.blocks) if drawn.same_plan else np.full(1, np.log(value) if log else value)
     if log:
         with np.errstate(divide="ignore", invalid="ignore"):
-            of_trials, of_blocks = np.log(of_trials), np.log(of_blocks)
-    left, drawn_values = of_trials[np.isfinite(of_trials)], of_blocks[np.isfinite(of_blocks)]
-    between = (trials - 1) * float(np.var(left)) if len(left) else 0.0
-    error, dof = _combined(between, float(np.var(drawn_values)) if len(drawn_values) else 0.0, drawn)
-    half = _t(dof, confidence) * error
+            of_trials = np.log(of_trials)
+            of_blocks = np.log(of_blocks) if drawn.same_plan else of_blocks
+    alone, resampled = of_trials[np.isfinite(of_trials)], of_blocks[np.isfinite(of_blocks)]
+    if len(alone) < 2:
+        return Estimate(value, None, None, math.nan, trials, why or "fewer than two trials have a value of their own")
+    error, dof = _combined(alone, float(np.var(resampled)) if len(resampled) else 0.0, drawn)
+    half = students_t(dof, confidence) * error
     low, high = (value * math.exp(-half), value * math.exp(half)) if log else (value - half, value + half)
-    tail = (1 - confidence) / 2
-    if (of_trials == np.inf).any() or (of_blocks == np.inf).mean() > tail:
-        high = math.inf  # failures are so many that the quantile is one of them in some draws
+    if (of_trials == np.inf).any() or (of_blocks == np.inf).mean() > (1 - confidence) / 2:
+        high = math.inf  # failures are so many that the quantile is one of them in some trials
     if why:
         return Estimate(value, None, None, error * math.sqrt(trials), trials, why, (low, high))
     return Estimate(value, low, high, error * math.sqrt(trials), trials)
 
 
-def _combined(between: float, within: float, drawn: Levels) -> tuple[float, float]:
-    """Standard error and degrees of freedom."""
-    _, trials, blocks = drawn.blocks.shape
-    between = max(between, FLOOR * within, 1e-18)
+def linearised(part: Statistic, whole: Statistic, drawn: Levels) -> Statistic:
+    """What single trials say of part / whole, where a trial's own `whole` may come near 0 (see `estimate`).
+
+    A ratio of two differences has no variance when its denominator can cross 0. So trial t is taken about the ratio s
+    of all trials: s + (part(t) − s · whole(t)) / whole (Cochran 1977, section 6.3).
+    """
+    of_part, of_whole = float(part(drawn.whole)[0]), float(whole(drawn.whole)[0])
+
+    def of_one(counts: Counts) -> Floats:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratio = np.divide(of_part, of_whole)
+            found: Floats = ratio + (part(counts) - ratio * whole(counts)) / of_whole
+        return found
+
+    return of_one
+
+
+def _combined(alone: Floats, within: float, drawn: Levels) -> tuple[float, float]:
+    """Standard error and degrees of freedom, from the values of single trials and the variance of drawn blocks."""
+    blocks = drawn.blocks.shape[2]
+    between = max(float(np.var(alone, ddof=1)) / len(alone), FLOOR * within, 1e-18)
+    dof = float(len(alone) - 1)
     if not drawn.same_plan:
-        return math.sqrt(between), float(trials - 1)
+        return math.sqrt(between), dof
+    within *= blocks / (blocks - 1)  # the bootstrap divides by the number of blocks, not by one less
     both = between + within
-    dof = both**2 / (between**2 / (trials - 1) + within**2 / max(1, blocks - 1))
-    return math.sqrt(both), dof
+    return math.sqrt(both), both**2 / (between**2 / dof + within**2 / (blocks - 1))
 
 
-def _t(dof: float, confidence: float) -> float:
+def students_t(dof: float, confidence: float) -> float:
+    """Half the width of a two-sided interval in standard errors."""
     from scipy import special
 
     return float(special.stdtrit(dof, 0.5 + confidence / 2))
 
 
-def effective(found: Sample) -> float:
-    """How many independent requests a sample is worth.
-
-    n / d with the design effect d = variance of the blocks' sums of ranks / what independent ranks would have (1/12 a
-    row), at least 1 (Kish 1965). Ranks within each run, for what differs between runs is S's affair; not the tail
-    alone, which is too small to tell.
-    """
+def memory(found: Sample) -> float:
+    """How many requests in a row are worth one independent request: τ of the module's docstring, at least 1."""
     n = len(found.values)
-    if n == 0:
-        return 0.0
-    by_trial = np.argsort(found.trial, kind="stable")  # values are sorted already, so they stay so within a trial
     sizes = np.bincount(found.trial)
-    begins = np.repeat(np.cumsum(sizes) - sizes, sizes)
-    ranks = np.empty(n)
-    ranks[by_trial] = (np.arange(n) - begins + 0.5) / np.repeat(sizes, sizes) - 0.5
-    cell = found.trial * (int(found.block.max()) + 1) + found.block
-    sums = np.bincount(cell, weights=ranks)
-    return n / max(1.0, float((sums**2).sum()) / (n / 12))
+    longest = int(sizes.max(initial=0))
+    if longest < 2:
+        return 1.0
+    ranks = np.zeros((len(sizes), longest))
+    for trial, size in enumerate(sizes):
+        mine = found.trial == trial
+        values, turns = found.values[mine], found.turn[mine]
+        low, high = np.searchsorted(values, values, "left"), np.searchsorted(values, values, "right")
+        ranks[trial, turns] = (low + high) / 2 - size / 2  # ties share the middle one
+    power = np.abs(np.fft.rfft(ranks, 2 * longest, axis=1)) ** 2
+    covariance = np.fft.irfft(power.sum(axis=0))[:longest]
+    if covariance[0] < 1e-9 * n:  # all values alike
+        return 1.0
+    summed = 2 * np.cumsum(covariance / covariance[0]) - 1
+    wide = np.arange(longest) >= WINDOW * np.maximum(summed, 1.0)
+    return max(1.0, float(summed[wide.argmax() if wide.any() else np.abs(summed).argmax()]))
 
 
-def too_few(found: Sample, q: float, name: str = "") -> str:
+def effective(found: Sample) -> float:
+    """How many independent requests a sample is worth, all trials together: n / τ."""
+    return len(found.values) / memory(found)
+
+
+def number_of_blocks(requests: int, remembered: float) -> int:
+    """Into how many blocks of due time a run is cut.
+
+    Args:
+        requests: in a run.
+        remembered: `memory` of them.
+    """
+    return int(np.clip(requests / (MEMORIES * remembered), FEWEST_BLOCKS, MOST_BLOCKS))
+
+
+def too_few(found: Sample, q: float, name: str = "", *, same_plan: bool = False) -> str:
     """Why a sample is too small for an interval of its q-quantile; empty when it is not."""
     trials = len(np.unique(found.trial)) or 1
     worth = effective(found) / trials
-    if worth * (1 - q) >= ENOUGH_BEYOND:
+    needed = _needed(same_plan)
+    if worth * (1 - q) >= needed:
         return ""
     arm = f"{name}: " if name else ""
+    repeats = ", all of one plan," if same_plan else ","
+    instead = f" ({ENOUGH_BEYOND:.0f} where each trial has arrivals of its own: --poisson)" if same_plan else ""
     return (
-        f"{arm}runs too short: {len(found.values) // trials:,} requests each, alike enough to be worth {worth:,.0f}, "
-        f"leave {worth * (1 - q):.1f} beyond P{q * 100:g}; {ENOUGH_BEYOND:.0f} are needed"
+        f"{arm}runs too short: {len(found.values) // trials:,} requests each{repeats} alike enough to be worth "
+        f"{worth:,.0f}, leave {worth * (1 - q):.1f} beyond P{q * 100:g}; {needed:.0f} are needed{instead}"
     )
 
 
-def times_longer(found: Sample, q: float) -> float:
+def times_longer(found: Sample, q: float, *, same_plan: bool = False) -> float:
     """How many times as long the runs must be for an interval, requests as alike as they are; 1: long enough."""
     trials = len(np.unique(found.trial)) or 1
-    return max(1.0, ENOUGH_BEYOND / max(effective(found) / trials * (1 - q), 1e-9))
+    return max(1.0, _needed(same_plan) / max(effective(found) / trials * (1 - q), 1e-9))
+
+
+def _needed(same_plan: bool) -> float:
+    return ENOUGH_OF_ONE_PLAN if same_plan else ENOUGH_BEYOND
 
 
 def trials_to_settle(found: Estimate, limit: float, *, log: bool = True, confidence: float = CONFIDENCE) -> int | None:
@@ -268,6 +337,6 @@ def trials_to_settle(found: Estimate, limit: float, *, log: bool = True, confide
         return None
     distance = abs(math.log(found.value / limit)) if log else abs(found.value - limit)
     for trials in range(2, 1001):
-        if _t(trials - 1, confidence) * found.se / math.sqrt(trials) <= distance:
+        if students_t(trials - 1, confidence) * found.se / math.sqrt(trials) <= distance:
             return trials
     return None

@@ -14,9 +14,10 @@ import numpy as np
 import pyarrow as pa
 
 from tenants import folder as folders
+from tenants.arms import ALONE, ArmRun
 from tenants.blocking import Blocker, blockers, blocking
 from tenants.folder import Run
-from tenants.isolation import ALONE, INCONCLUSIVE, ArmRun, Isolation, judge
+from tenants.isolation import INCONCLUSIVE, Isolation, judge
 from tenants.tenant import Tenant
 from traces.errors import BadFile
 

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from tenants import figures, sla
+from tenants.arms import ArmNumbers, Cost, Measured
 from tenants.columns import Column, lines
 from tenants.experiment import BlockingOfArm, Judged
 from tenants.isolation import (
@@ -19,9 +20,6 @@ from tenants.isolation import (
     INVERTED,
     ISOLATED,
     LEAKY,
-    ArmNumbers,
-    Cost,
-    Measured,
 )
 from tenants.summary import Percentiles
 from traces.shell import EXIT_FAIL, EXIT_PASS, EXIT_UNJUDGED
@@ -127,14 +125,15 @@ def tables(found: Judged) -> list[tuple[str, list[Column]]]:
 def notes(found: Judged) -> list[str]:
     """How the intervals were made, and what to hold against the numbers."""
     isolation = found.isolation
-    same = "all of one plan" if isolation.same_plan else "each of its own arrivals"
-    blocks = f"{isolation.blocks} blocks of {isolation.block_s:g} s of due time (four times how long requests stay)"
-    said = [
-        (
-            f"{isolation.trials} trials, {same}; resampled in two levels: trials left out one at a time, {blocks}, "
-            "the same ones in every arm"
-        ),
-    ]
+    trials = f"{isolation.trials} trials"
+    if isolation.same_plan:
+        how = (
+            f"{trials}, all of one plan: intervals from how they differ and, for what other arrivals would have done, "
+            f"from {isolation.blocks} blocks of {isolation.block_s:g} s of due time, the same ones in every arm"
+        )
+    else:
+        how = f"{trials}, each of its own arrivals: intervals from how they differ"
+    said = [how]
     said += [
         f"blocking in {arm} is {INCONCLUSIVE}: {held.unexplained_share:.0%} of the wait is unexplained"
         for arm, held in found.blocking.items()
