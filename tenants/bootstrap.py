@@ -214,18 +214,17 @@ def estimate(
     if math.isinf(value):
         return Estimate(value, value, value, math.nan, trials, "more requests failed than the quantile leaves out")
     of_trials = (of_one or statistic)(drawn.trials)
-    of_blocks = statistic(drawn.blocks) if drawn.same_plan else np.full(1, np.log(value) if log else value)
+    of_blocks = statistic(drawn.blocks) if drawn.same_plan else np.empty(0)
     if log:
         with np.errstate(divide="ignore", invalid="ignore"):
-            of_trials = np.log(of_trials)
-            of_blocks = np.log(of_blocks) if drawn.same_plan else of_blocks
+            of_trials, of_blocks = np.log(of_trials), np.log(of_blocks)
     alone, resampled = of_trials[np.isfinite(of_trials)], of_blocks[np.isfinite(of_blocks)]
     if len(alone) < 2:
         return Estimate(value, None, None, math.nan, trials, why or "fewer than two trials have a value of their own")
     error, dof = _combined(alone, float(np.var(resampled)) if len(resampled) else 0.0, drawn)
     half = students_t(dof, confidence) * error
     low, high = (value * math.exp(-half), value * math.exp(half)) if log else (value - half, value + half)
-    if (of_trials == np.inf).any() or (of_blocks == np.inf).mean() > (1 - confidence) / 2:
+    if (of_trials == np.inf).any() or np.count_nonzero(of_blocks == np.inf) > len(of_blocks) * (1 - confidence) / 2:
         high = math.inf  # failures are so many that the quantile is one of them in some trials
     if why:
         return Estimate(value, None, None, error * math.sqrt(trials), trials, why, (low, high))

@@ -12,11 +12,15 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from benchmarks import coverage
 from tenants import arms, experiment, isolation
 from tenants.bootstrap import Estimate
 from tenants.judge import judge
+from tenants.measures import rows_of
+from tenants.tenant import Tenant
 from tests import made_experiments as made
 from tests.made_experiments import Made
+from traces.record import Metadata, table
 
 
 @functools.cache
@@ -169,8 +173,6 @@ def test_the_rules_of_the_verdict(ratio, contention, share, verdict):
 
 def test_overtaking_is_counted_by_who_was_sent_later_and_answered_first():
     rows = made.outcomes(Made(made.CALM, rows=3), "tagged", 1)
-    from tenants.measures import rows_of
-
     found = rows_of(rows)._replace(
         sent_ms=np.array([0.0, 10.0, 20.0]), due_ms=np.array([0.0, 10.0, 20.0]), ttft_ms=np.array([100.0, 5.0, 10.0])
     )
@@ -186,3 +188,38 @@ def test_trials_that_lack_an_arm_are_left_out(tmp_path):
     found = experiment.judged(experiment.load(path))
     assert found.isolation.trials == 2
     assert math.isfinite(found.isolation.tenants["risk"].interference_ratio["ttft_p95"].value)
+
+
+def simulated(times, due_ms, names):
+    """A run whose times to the first token are given, one tenant."""
+    due_ns, ttft_ns = (due_ms * 1e6).astype(np.int64), np.round(times * 1e9).astype(np.int64)
+    columns = {name: due_ns.tolist() for name in ("arrival_ns", "due_ns", "released_ns", "sent_ns")}
+    columns |= {name: ttft_ns.tolist() for name in ("first_token_ns", "last_token_ns", "end_ns")}
+    columns |= {"tenant": names, "priority": [0] * len(due_ns), "outcome": ["ok"] * len(due_ns)}
+    return rows_of(table(columns, Metadata()))
+
+
+@pytest.mark.parametrize("requests", [900, 100])
+def test_a_verdict_has_the_very_intervals_whose_coverage_is_measured(requests):
+    """What benchmarks/coverage.py counts is what `tenants judge` says, short runs included."""
+    setting = coverage.Setting(0.5, 3, requests)
+    times = next(coverage.experiments(setting, 1, np.random.default_rng(12)))
+    expected = coverage.at_once(times)
+    due_ms = np.arange(requests) * 1000.0
+    runs = [
+        arms.ArmRun(
+            arm={"capped": "tagged"}.get(arm, arm),
+            trial=trial,
+            tenant="risk" if arm == "alone" else None,
+            rows=simulated(times[coverage.ARMS.index(arm), 0, trial], due_ms, ["risk"] * requests),
+            digest=f"plan {trial}",
+            invalid=(),
+        )
+        for trial in range(3)
+        for arm in ("alone", "untagged", "capped")
+    ]
+    found = isolation.judge(runs, [Tenant(name="risk", priority=0)]).tenants["risk"].by_arm["tagged"]["ttft_p95"]
+    for shown, interval in ((found.contention, expected.ratio[0]), (found.recovered_share, expected.recovered[0])):
+        assert (shown.ci is None) == bool(np.isnan(interval[0]))
+        assert shown.ci is None or shown.ci == pytest.approx(tuple(interval), abs=1e-4)
+    assert (found.contention.ci is None) == (requests == 100)
