@@ -57,7 +57,7 @@ FLOOR = 0.02  # S never counts as less than this part of W: repeats that agree b
 ENOUGH_BEYOND = 6.0  # requests of a run beyond the quantile, each worth an independent one, that an interval needs
 ENOUGH_OF_ONE_PLAN = 30.0  # the same where every trial repeats the same arrivals
 WINDOW = 3.0  # autocorrelation is summed over so many of its own times
-MEMORIES = 16.0  # a block is so many of them long: drawn with half of that, blocks miss a tenth of W
+MEMORIES = 16.0  # a block is so many of them long: shorter ones miss a part of W
 FEWEST_BLOCKS, MOST_BLOCKS = 8, 40
 
 

@@ -268,9 +268,9 @@ def _explain(
     verdict, why, settle = outcome
     n, longer = size
     parts = [f"{name} is {verdict}: {metric} {arm} is {_times_text(ratio)} what it is alone (bound {bound:g}x)"]
-    if contention is not None and contention.ci is not None:
+    if contention is not None and (contention.ci or contention.rough):
         parts.append(f"untagged {_times_text(contention)}")
-    if share is not None and share.ci is not None:
+    if share is not None and (share.ci or share.rough):
         parts.append(f"{_share_text(share)} of the difference recovered")
     text = ", ".join(parts)
     if why:
@@ -287,13 +287,20 @@ def _explain(
 def _times_text(found: Estimate) -> str:
     if math.isinf(found.value):
         return "∞ times"
-    shown = f"{found.value:.2f} times"
-    return shown if found.ci is None else f"{shown} [{found.ci[0]:.2f}, {found.ci[1]:.2f}]"
+    return f"{found.value:.2f} times" + _ends(found, "{:.2f}")
 
 
 def _share_text(found: Estimate) -> str:
-    low, high = found.ci or (math.nan, math.nan)
-    return f"{found.value:.0%} [{low:.0%}, {high:.0%}]"
+    return f"{found.value:.0%}" + _ends(found, "{:.0%}")
+
+
+def _ends(found: Estimate, form: str) -> str:
+    """The interval, or the rough one of runs too short, which is said to be that."""
+    ends = found.ci or found.rough
+    if ends is None:
+        return ""
+    low, high = (form.format(end) for end in ends)
+    return f" [{low}, {high}]" if found.ci else f" (roughly {low} to {high})"
 
 
 def _sentence(found: dict[str, TenantIsolation], verdict: str, reasons: Sequence[str]) -> str:

@@ -134,6 +134,18 @@ def notes(found: Judged) -> list[str]:
     else:
         how = f"{trials}, each of its own arrivals: intervals from how they differ"
     said = [how]
+    measured = [
+        number
+        for part in isolation.tenants.values()
+        for effects in part.by_arm.values()
+        for effect in effects.values()
+        for number in (effect.interference_ratio, effect.contention, effect.recovered_share)
+        if number is not None
+    ]
+    if any(number.ci is None and number.rough is not None for number in measured):
+        said.append(
+            "~ how runs this short differ: no interval, they are too short to say what longer ones would show"
+        )
     said += [
         f"blocking in {arm} is {INCONCLUSIVE}: {held.unexplained_share:.0%} of the wait is unexplained"
         for arm, held in found.blocking.items()
@@ -301,4 +313,6 @@ def _with_interval(found: Measured | None, *, percent: bool = False) -> str:
             return figures.INFINITE
         return f"{value:.0%}" if percent else figures.digits(value)
 
+    if found.ci is None and found.rough is not None:
+        return f"{text(found.value)} (~{text(found.rough[0])} to {text(found.rough[1])})"
     return text(found.value) + (f" ({text(found.ci[0])} to {text(found.ci[1])})" if found.ci else "")

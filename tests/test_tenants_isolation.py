@@ -223,3 +223,18 @@ def test_a_verdict_has_the_very_intervals_whose_coverage_is_measured(requests):
         assert (shown.ci is None) == bool(np.isnan(interval[0]))
         assert shown.ci is None or shown.ci == pytest.approx(tuple(interval), abs=1e-4)
     assert (found.contention.ci is None) == (requests == 100)
+
+
+def test_runs_too_short_show_how_they_differ_and_say_that_it_is_rough(tmp_path):
+    path = made.write(tmp_path / "short", Made(made.LEAKY, rows=90))
+    result = told(path)
+    assert result.return_value == 3
+    first = result.stdout.splitlines()[0]
+    assert first.startswith("risk is INCONCLUSIVE")
+    assert "(roughly " in first
+    assert "runs too short" in first
+    assert "times as long" in first
+    assert any(line.startswith("~ how runs this short differ") for line in result.stdout.splitlines())
+    ratio = json.loads(told(path, "--json").stdout)["tenants"]["risk"]["interference_ratio"]["ttft_p95"]
+    assert ratio["ci"] is None
+    assert ratio["rough"][0] < 3.0 < ratio["rough"][1]
