@@ -143,9 +143,7 @@ def notes(found: Judged) -> list[str]:
         if number is not None
     ]
     if any(number.ci is None and number.rough is not None for number in measured):
-        said.append(
-            "~ how runs this short differ: no interval, they are too short to say what longer ones would show"
-        )
+        said.append("~ how runs this short differ: no interval, they are too short to say what longer ones would show")
     said += [
         f"blocking in {arm} is {INCONCLUSIVE}: {held.unexplained_share:.0%} of the wait is unexplained"
         for arm, held in found.blocking.items()
