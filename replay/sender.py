@@ -24,6 +24,7 @@ from replay.plan import NONE, Plan
 from replay.prompts import Bodies
 from replay.rows import BATCH_ROWS, RowWriter
 from replay.schedule import NEVER, Release, Schedule
+from traces.lookalike import Lookalike
 from traces.meter import End, Measured, Meter
 from traces.record import ENDPOINTS
 from traces.units import NS_PER_S
@@ -32,7 +33,7 @@ AHEAD = 256  # bodies built before they are due, and
 AHEAD_BYTES = 8 << 20  # no more than so much of them
 QUIET_NS = 150_000  # measuring waits when something is due sooner
 SLICE_NS = 300_000  # one turn of measuring between two looks at the sockets
-FEED = 32  # reads fed to a meter at a time
+FEED = 64  # reads fed to a meter at a time
 FLUSH_NS = NS_PER_S
 PRESSING, PRESSING_READS = 64, 4_096  # so many exchanges or reads that wait make the turn longer by as much again
 BACKLOG, BACKLOG_READS = 1_000, 32_768  # so many may wait before measuring no longer waits for a quiet moment
@@ -133,6 +134,7 @@ class Sender:
         self._timed: list[tuple[int, int, Flight, bool]] = []  # (when, tie, flight, is a retry); else an abort
         self._ties = 0
         self._settling = False
+        self._alike = [Lookalike() for _ in ENDPOINTS]
         self._drain_ns: int | None = None
         self._flushed_ns = 0
         self._dropped = 0
@@ -313,11 +315,9 @@ class Sender:
         """Feed a slice of a flight; at its end write its row. True when that is done."""
         exchange = flight.exchange
         assert exchange is not None
-        self.feed(flight, FEED)
-        if exchange.segments:
+        measured = self._as_before(flight, exchange) or self._by_meter(flight, exchange)
+        if measured is None:
             return False
-        assert flight.meter is not None
-        measured = flight.meter.close(exchange.end_ns or 0, cast("End", exchange.end or "cut"))
         if exchange.error is not None and measured.error is None and measured.outcome != "ok":
             measured.error = exchange.error
         release, row, start_ns = flight.release, flight.release.row, self.start_ns
@@ -341,6 +341,33 @@ class Sender:
         )
         flight.exchange = flight.meter = None
         return True
+
+    def _as_before(self, flight: Flight, exchange: Exchange) -> Measured | None:
+        """The measured row of a short answer that is like the one before it."""
+        reads = exchange.segments
+        if flight.meter is not None or exchange.end != "eof" or exchange.status != 200 or not 3 < len(reads) <= FEED:
+            return None
+        alike = self._alike[int(self._plan.endpoint[flight.release.row])]
+        measured = alike.measure(exchange.raw_headers, reads, flight.sent_ns)
+        if measured is not None:
+            measured.status = 200
+            measured.headers_ns = (exchange.headers_ns or 0) - flight.sent_ns
+            measured.end_ns = (exchange.end_ns or 0) - flight.sent_ns
+            reads.clear()
+        return measured
+
+    def _by_meter(self, flight: Flight, exchange: Exchange) -> Measured | None:
+        """The measured row when all reads are fed; None while some are left for the next turn."""
+        whole = exchange.segments[:] if flight.meter is None and len(exchange.segments) <= FEED else []
+        self.feed(flight, FEED)
+        if exchange.segments:
+            return None
+        assert flight.meter is not None
+        measured = flight.meter.close(exchange.end_ns or 0, cast("End", exchange.end or "cut"))
+        if whole and exchange.end == "eof" and exchange.status == 200 and self.chunks == "all":
+            alike = self._alike[int(self._plan.endpoint[flight.release.row])]
+            alike.learn(exchange.raw_headers, whole, measured)
+        return measured
 
     def _meter(self, flight: Flight) -> Meter:
         row, plan = flight.release.row, self._plan

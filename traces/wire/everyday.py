@@ -8,7 +8,7 @@ general reader would, at a quarter of the cost; a test holds the two against eac
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -68,6 +68,14 @@ class _Chunk(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     error: None = None
 
 
+class Usage(NamedTuple):
+    """What a usage chunk counts."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int | None
+
+
 _decode = msgspec.json.Decoder(_Chunk).decode
 
 OTHER, READ, PLAIN = 0, 1, 2
@@ -107,6 +115,21 @@ def read(tally: Tally, at_ns: int, data: bytes) -> int:
         tally.finish(index, finish)
         return READ
     return PLAIN if text else READ
+
+
+def usage(event: bytes) -> Usage | None:
+    """The counts of an event that is an everyday usage chunk and nothing else; None when it is not."""
+    if not event.startswith(b"data: "):
+        return None
+    try:
+        chunk = _decode(event[6:])
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    found = chunk.usage
+    if chunk.choices or found is None:
+        return None
+    details = found.prompt_tokens_details
+    return Usage(found.prompt_tokens, found.completion_tokens, details.cached_tokens if details else None)
 
 
 def _count(tally: Tally, usage: _Usage) -> int:

@@ -17,7 +17,7 @@ _KEY = re.compile(rb'(?<=[{,])"(content|text)":\s?"')
 _INSIDE = re.compile(rb'(?:[^"\\\r\n]++|\\[^\r\n])++')  # possessive: no backtracking on long texts
 _inside = _INSIDE.fullmatch
 _TRIES = 16
-_BACKSLASH = ord("\\")
+_SPECIAL = b'"\\\r\n'
 _NOTHING = b"\x00"  # no block begins with it
 
 
@@ -50,30 +50,26 @@ class Template:
     def run(self, reads: Sequence[tuple[int, bytes]], place: int, origin_ns: int, times_ns: list[int]) -> int:
         """Pass over the reads from `place` on that fit (`fits_read`); their offsets are added to `times_ns`.
 
-        The same test, unrolled: where no quote and no line end stands between the two ends, and no backslash before the
-        second one, the inside of a string is what stands there.
+        The two ends are compared read by read, what stands between them is looked at once for all.
 
         Returns:
             How many bytes they have in all.
         """
-        before, last, start, cut = self._before, self._last, self._start, self._from_end + 2
-        size = 0
-        for at_ns, data in itertools.islice(reads, place, None):
+        before, last, start, stop = self._before, self._last, self._start, -self._from_end - 2
+        texts, taken = [], []
+        for read in itertools.islice(reads, place, None):
+            data = read[1]
             if not (data.startswith(before) and data.endswith(last)):
                 break
-            length = len(data)
-            end = length - cut
-            if (
-                end <= start
-                or data.find(b'"', start, end) >= 0
-                or data[end - 1] == _BACKSLASH
-                or data.find(b"\n", start, end) >= 0
-                or data.find(b"\r", start, end) >= 0
-            ) and _inside(data, start, max(start, end)) is None:
-                break
-            times_ns.append(at_ns - origin_ns)
-            size += length
-        return size
+            texts.append(data[start:stop])
+            taken.append(read)
+        plain = b"".join(texts)
+        if len(plain.translate(None, _SPECIAL)) < len(plain) or not all(texts):
+            fitting = len(list(itertools.takewhile(_inside, texts)))
+            del taken[fitting:], texts[fitting:]
+            plain = b"".join(texts)
+        times_ns += [at_ns - origin_ns for at_ns, _ in taken]
+        return len(plain) + len(texts) * (start - stop)
 
     def learn(self, block: bytes, chunk: dict[str, Any] | None) -> None:
         """Learn from a block that was decoded, if it is a plain token chunk: one choice, one text, nothing special.
@@ -84,19 +80,19 @@ class Template:
         """
         if self._tries == 0 or not (chunk is None or _plain(chunk)):
             return
-        start = _text_of(block)
+        start = text_start(block)
         if start < 0 or not block.startswith(b"data:") or b"\n" in block:
             return
         self._tries -= 1
-        inside = _INSIDE.match(block, start)
-        if inside is None or block[inside.end() : inside.end() + 1] != b'"':
+        end = text_end(block, start)
+        if end < 0:
             return
-        self._before, self._after = block[:start], block[inside.end() :]
+        self._before, self._after = block[:start], block[end:]
         self._last = self._after + b"\n\n"
         self._start, self._from_end = start, len(self._after)
 
 
-def _text_of(block: bytes) -> int:
+def text_start(block: bytes) -> int:
     """Where the only text of a block begins; -1 when it has none or several.
 
     The usual spelling is looked for first: a word of the key in the block that is no key of its own (a text that quotes
@@ -109,6 +105,12 @@ def _text_of(block: bytes) -> int:
                 return place + len(key)
     found = list(_KEY.finditer(block))
     return found[0].end() if len(found) == 1 else -1
+
+
+def text_end(block: bytes, start: int) -> int:
+    """Where the text that begins at `start` ends; -1 when it is empty or no string."""
+    inside = _INSIDE.match(block, start)
+    return -1 if inside is None or block[inside.end() : inside.end() + 1] != b'"' else inside.end()
 
 
 def _plain(chunk: dict[str, Any]) -> bool:
