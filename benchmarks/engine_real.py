@@ -3,8 +3,8 @@
     python benchmarks/engine_real.py http://127.0.0.1:8100 --policy priority --runs 3
 
 Two tenants: `risk` (short, 2 requests/s) and `summary` (long, 0.6 requests/s), Poisson arrivals, --seconds long. The
-engine must be idle and run with the policy named. Each run is predicted from a calibration just before it, for shared
-machines change their speed; the prediction adds what the calibration found that the API takes before a first token.
+engine must be idle and run with the policy named. It is calibrated before, between and after the runs, for shared
+machines change their speed; the prediction adds what a calibration found that the API takes before a first token.
 """
 
 from __future__ import annotations
@@ -84,42 +84,45 @@ def main(  # noqa: PLR0917 - click passes them by name
     engine = ["--policy", policy, "--max-num-seqs", str(max_num_seqs), "--num-gpu-blocks", str(num_gpu_blocks)]
     engine += ["--max-num-batched-tokens", "2048", "--engine-version", "0.32"]
     engine += ["--async-scheduling"] if async_scheduling else []
-    measured, predicted, apis = [], [], []
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder)
         trace = str(base / "trace.parquet")
         write_trace(base / "trace.parquet", seconds, scale, seed=7)
+        profiles = [(profile_file, api_ms)] if profile_file else [calibrated(url, base / "live0.toml", max_num_seqs)]
+        measured = []
         for number in range(runs):
-            profile, api = profile_file, api_ms
-            if profile is None:
-                profile, api = base / f"live{number}.toml", calibrated(url, base / f"live{number}.toml", max_num_seqs)
             run = str(base / f"run{number}")
             measured.append(replay(trace, "--target", url, "--out", run, "--no-probe", "--json"))
-            simulated = ["--profile-file", str(profile), *engine, "--out", f"{run}s", "--json"]
-            predicted.append(replay("simulate", trace, *simulated))
-            apis.append(api)
+            if profile_file is None:
+                profiles.append(calibrated(url, base / f"live{number + 1}.toml", max_num_seqs))
+        predicted = []
+        for number, (profile, _) in enumerate(profiles):
+            out = str(base / f"simulated{number}")
+            predicted.append(replay("simulate", trace, "--profile-file", str(profile), *engine, "--out", out, "--json"))
     click.echo(
-        f"{policy}, {predicted[0]['planned']} requests in {seconds:g} s, {runs} real runs, each calibrated before:"
+        f"{policy}, {measured[0]['planned']} requests in {seconds:g} s, {runs} real runs with calibrations between:"
     )
-    click.echo("median (least to largest), ms; the time that calibration finds the API to take is in the prediction")
+    click.echo("median (least to largest), ms; the time that a calibration finds the API to take is in the prediction")
     for name in TENANTS:
         for value in ("ttft_ms", "tpot_ms", "e2e_ms"):
             for quantile in ("p50", "p95"):
                 real = [run["tenants"][name][value][quantile] for run in measured]
-                added = [0.0 if value == "tpot_ms" else api for api in apis]
-                ours = [run["tenants"][name][value][quantile] + api for run, api in zip(predicted, added, strict=True)]
+                ours = [
+                    run["tenants"][name][value][quantile] + (0.0 if value == "tpot_ms" else api)
+                    for run, (_, api) in zip(predicted, profiles, strict=True)
+                ]
                 click.echo(
                     f"  {name:8}{value[:-3]:5}{quantile:4} measured {span(real)}  predicted {span(ours)}  "
                     f"{np.median(ours) / np.median(real) - 1:+.0%}"
                 )
 
 
-def calibrated(url: str, path: Path, max_num_seqs: int) -> float:
-    """Write a profile of the engine as it is now; returns what the API adds to a first token, in ms."""
+def calibrated(url: str, path: Path, max_num_seqs: int) -> tuple[Path, float]:
+    """A profile of the engine as it is now, and what the API adds to a first token, in ms."""
     batches = ",".join(str(2**k) for k in range(10) if 2**k <= max_num_seqs)
     said = replay("calibrate", url, "--out", str(path), "--batches", batches, "--json")
     click.echo(f"calibrated: {json.dumps(said['fit'])}", err=True)
-    return float(said["fit"]["api_ms"])
+    return path, float(said["fit"]["api_ms"])
 
 
 def span(values: list[float]) -> str:
