@@ -297,7 +297,7 @@ def main() -> None:
     """Print the tables, or put them where the document has its markers."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--experiments", type=int, default=2000, help="a row")
-    parser.add_argument("--repeats", type=int, default=300, help="a row, where trials repeat one plan")
+    parser.add_argument("--repeats", type=int, default=600, help="a row, where trials repeat one plan")
     parser.add_argument("--seed", type=int, default=20261201)
     parser.add_argument("--workers", type=int, default=1, help="processes; the numbers do not depend on it")
     parser.add_argument("--write", type=Path, help="a document with the markers")
