@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 # mitmproxy loads a script by its path, puts its folder first on sys.path and leaves it there: put the project there
 # instead, so that `capture`, `traces` and `tenants` are found and nothing in this folder hides a standard module.
@@ -28,10 +29,12 @@ if __name__.startswith("__mitmproxy_script__"):
 
 from mitmproxy import ctx, exceptions, http  # noqa: E402
 from mitmproxy.addonmanager import Loader  # noqa: E402
+from mitmproxy.connection import Connection  # noqa: E402
+from mitmproxy.proxy.server_hooks import ServerConnectionHookData  # noqa: E402
 
 from capture import rules  # noqa: E402
-from capture.exchange import Exchange  # noqa: E402
-from capture.recorder import Recorder, prepared  # noqa: E402
+from capture.exchange import Answer, Exchange  # noqa: E402
+from capture.recorder import ANSWERS_BYTES, Recorder, prepared  # noqa: E402
 from capture.settings import CHUNKS, Settings  # noqa: E402
 from traces.errors import TraceError  # noqa: E402
 from traces.meter import End, Meter  # noqa: E402
@@ -60,6 +63,7 @@ class Capture:
         self._clock_of = clock_of or (lambda _flow: time.monotonic_ns)
         self._own = recorder is None
         self._open: dict[str, Exchange] = {}
+        self._readers: WeakKeyDictionary[Connection, object] = WeakKeyDictionary()
         self._idle: asyncio.Event | None = None
         self._number = 0
         self._wall_ns, self._mono_ns = time.time_ns(), time.monotonic_ns()
@@ -156,6 +160,14 @@ class Capture:
         self._number += 1
         recorder.counts.in_flight = len(self._open)
 
+    def server_connected(self, data: ServerConnectionHookData) -> None:
+        """Remember what reads from the server: by the time a flow's error is told, mitmproxy has forgotten it."""
+        proxyserver = ctx.master.addons.get("proxyserver")
+        handler = proxyserver.connections.get(data.client.id) if proxyserver is not None else None
+        io = handler.transports.get(data.server) if handler is not None else None
+        if io is not None:
+            self._readers[data.server] = io.reader
+
     # --- responses -------------------------------------------------------------------------------------------------
 
     def responseheaders(self, flow: http.HTTPFlow) -> None:
@@ -167,21 +179,28 @@ class Capture:
         if exchange is None:
             response.stream = response.stream or True
             return
-        clock = exchange.clock = self._clock_of(flow)
+        clock = self._clock_of(flow)
         exchange.meter.head(clock(), response.status_code, response.headers.items(multi=True))
         former = response.stream if callable(response.stream) else None
-        response.stream = self._through(exchange.meter, clock, former)
+        assert self.recorder is not None
+        exchange.answer = self.recorder.answer(response.status_code, list(response.headers.items(multi=True)))
+        response.stream = self._through(exchange.meter, clock, former, exchange.answer)
 
-    def _through(self, meter: Meter, clock: Clock, former: Piece | None) -> Piece:
+    def _through(self, meter: Meter, clock: Clock, former: Piece | None, answer: Answer | None) -> Piece:
         """A function for mitmproxy that measures pieces and gives them back untouched."""
         feed = meter.feed
         assert self.recorder is not None
-        counts = self.recorder.counts
+        recorder, counts = self.recorder, self.recorder.counts
 
         def piece(data: bytes) -> bytes | Iterable[bytes]:
             if data:
                 try:
                     feed(clock(), data)
+                    if answer is not None:
+                        grown = answer.add(data)
+                        recorder.answers_bytes += grown
+                        if recorder.answers_bytes > ANSWERS_BYTES:
+                            recorder.answers_bytes += answer.let_go()
                 except Exception:  # noqa: BLE001 - the traffic passes, whatever becomes of its row
                     counts.failed += 1
             return data if former is None else former(data)
@@ -196,16 +215,18 @@ class Capture:
         response = flow.response
         if response is not None and not exchange.meter.received and response.raw_content:
             exchange.meter.feed(time.monotonic_ns(), response.raw_content)  # another addon answered, or took it whole
+            if exchange.answer is not None and self.recorder is not None:
+                self.recorder.answers_bytes += exchange.answer.add(response.raw_content)
         self._finish(flow.id, "eof")
 
     def error(self, flow: http.HTTPFlow) -> None:
         """It ended before it was complete: the client left, the server broke off, or could not be reached."""
         if flow.id in self._open:
-            self._finish(flow.id, _end_of(flow, self._open[flow.id].clock))
+            self._finish(flow.id, _end_of(flow, self._readers.get(flow.server_conn)))
 
     def _finish(self, flow_id: str, end: End) -> None:
         exchange = self._open.pop(flow_id)
-        exchange.end, exchange.end_ns, exchange.clock = end, time.monotonic_ns(), None
+        exchange.end, exchange.end_ns = end, time.monotonic_ns()
         assert self.recorder is not None
         self.recorder.put(exchange)
         self.recorder.counts.in_flight = len(self._open)
@@ -253,17 +274,20 @@ def check(settings: Settings) -> None:
     rules.TenantRules(settings.tenant, (), rules.salted(b""))
 
 
-def _end_of(flow: http.HTTPFlow, clock: object) -> End:
+def _end_of(flow: http.HTTPFlow, reader: object) -> End:
     """How a flow ended that has an error, from the state of its connections and mitmproxy's own words."""
     message = (flow.error.msg if flow.error else "").lower()
     if "client disconnected" in message or "client closed" in message:
         return "client_abort"
     server = flow.server_conn
-    if flow.response is None and (server is None or server.timestamp_tcp_setup is None):
+    connected = server is not None and (server.timestamp_tls_setup if server.tls else server.timestamp_tcp_setup)
+    if flow.response is None and not connected:
         return "timeout_connect" if "timed out" in message or "timeout" in message else "connect_error"
     if "timed out" in message or "timeout" in message:
         return "timeout_idle"
-    return "reset" if "reset" in message or getattr(clock, "was_reset", False) else "closed"
+    # mitmproxy takes a reset for an end like any other; the reader of the connection knows better
+    gone = reader.exception() if isinstance(reader, asyncio.StreamReader) else None
+    return "reset" if "reset" in message or isinstance(gone, ConnectionResetError | BrokenPipeError) else "closed"
 
 
 @contextlib.contextmanager

@@ -14,10 +14,53 @@ from capture import asked as bodies
 from capture import rules
 from capture.settings import Settings
 from tenants.tenant import Tenant
-from traces.meter import End, Meter
+from traces.meter import End, Measured, Meter
+from traces.said import Said
 from traces.wire.content import Content, codings
 
 _decode = msgspec.json.Decoder().decode
+
+
+class Answer:
+    """The bytes of an answer until its row is made: all of them, or none when they are more than `limit`.
+
+    Args:
+        status, headers: of the response.
+        limit: bytes.
+    """
+
+    __slots__ = ("headers", "limit", "pieces", "size", "status")
+
+    def __init__(self, status: int, headers: list[tuple[str, str]], limit: int) -> None:
+        self.status, self.headers, self.limit = status, headers, limit
+        self.pieces: list[bytes] | None = []
+        self.size = 0
+
+    def add(self, data: bytes) -> int:
+        """Keep a piece; by how many bytes what is kept grew (or shrank)."""
+        if self.pieces is None:
+            return 0
+        if self.size + len(data) > self.limit:
+            return self.let_go()
+        self.pieces.append(data)
+        self.size += len(data)
+        return len(data)
+
+    def let_go(self) -> int:
+        """Keep nothing from now on; by how many bytes what is kept grew (0 or less)."""
+        kept, self.size, self.pieces = self.size, 0, None
+        return -kept
+
+    def tokens(self, endpoint: str, encode: bodies.Encode, *, stream: bool) -> int | None:
+        """Tokens of its words; None where they were let go or there are none."""
+        if not self.pieces:
+            return None
+        said = Said(endpoint=endpoint, stream=stream)
+        said.head(0, self.status, self.headers)
+        for piece in self.pieces:
+            said.feed(0, piece)
+        said.close(0, "eof")
+        return said.count(encode)
 
 
 class Exchange(msgspec.Struct):
@@ -31,7 +74,7 @@ class Exchange(msgspec.Struct):
     body: bytes | None
     request_bytes: int
     meter: Meter
-    clock: Any = None  # of the response, while it comes
+    answer: Answer | None = None  # its bytes, where a tokenizer may have to count them
     end: End = "cut"
     end_ns: int = 0  # on the meter's clock
 
@@ -54,7 +97,8 @@ class Rows:
         self._dialect = rules.dialect_named(settings.dialect)
         self._tenants = tenants
         self._prefixes = bodies.Prefixes(settings.salt, settings.block_size, encode)
-        self._sessions = bodies.Sessions(digest)
+        self._sessions = bodies.Sessions(digest, sole=settings.sole)
+        self._encode = encode
         self._settings, self._name = settings, name
         self.headers = self.tenant_rules.headers | rules.PRIORITY_HEADERS | {"content-encoding"}
         if settings.session_header:
@@ -99,7 +143,19 @@ class Rows:
         if row["input_tokens"] is None and counted is not None:
             row["input_tokens"] = counted
             row["tokens_source"] = row["tokens_source"] or "tokenizer"
+        if exchange.answer is not None and self._encode is not None and _uncounted(measured):
+            made = exchange.answer.tokens(exchange.endpoint, self._encode, stream=asked.stream)
+            if made is not None:
+                row["output_tokens"], row["tokens_source"] = made, "tokenizer"
         return row
+
+
+def _uncounted(measured: Measured) -> bool:
+    """Whether an answer told neither how many tokens it has nor how many each chunk has."""
+    answered = measured.status is not None and 200 <= measured.status < 300
+    return answered and (
+        measured.output_tokens is None or (measured.tokens_source == "chunks" and measured.chunk_tokens is None)
+    )
 
 
 def _json(exchange: Exchange) -> dict[str, Any]:

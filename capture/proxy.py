@@ -84,7 +84,7 @@ def chain() -> list[Any]:
 
 
 class ArrivalClock:
-    """Tells when the bytes of a response that are being handled came off the socket, and whether it was reset."""
+    """Tells when the bytes of a response that are being handled came off the socket."""
 
     def __init__(self, reader: StampedReader) -> None:
         self._reader = reader
@@ -92,11 +92,6 @@ class ArrivalClock:
     def __call__(self) -> int:
         """Monotonic ns."""
         return self._reader.fed_ns
-
-    @property
-    def was_reset(self) -> bool:
-        """Whether the server reset the connection; mitmproxy itself takes that for an end like any other."""
-        return isinstance(self._reader.exception(), ConnectionResetError)
 
 
 def clock_of(flow: http.HTTPFlow) -> Callable[[], int]:

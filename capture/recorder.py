@@ -25,7 +25,7 @@ from typing import Any
 
 import msgspec
 
-from capture.exchange import Exchange, Rows
+from capture.exchange import Answer, Exchange, Rows
 from capture.settings import Settings
 from traces import spool
 from traces.record import Metadata
@@ -35,6 +35,8 @@ TELL_S = 2.0
 SAY_S = 10.0
 QUEUE_ROWS = 20_000
 QUEUE_BYTES = 256 << 20
+ANSWER_BYTES = 8 << 20  # of one answer that a tokenizer may have to count; a longer one is counted by its chunks
+ANSWERS_BYTES = 128 << 20  # of all of them
 _PAUSE_S = 0.0002
 _SALT_FILE = "salt"
 
@@ -79,6 +81,8 @@ class Recorder:
         self.counts = Counts(name=self.name, pid=os.getpid(), started_s=time.time())
         self._queue: deque[Exchange] = deque()
         self._queued_bytes = 0
+        self.answers_bytes = 0  # kept for the tokenizer
+        self.counts_answers = encode is not None
         self._stop = threading.Event()
         self._spool: spool.Spool | None = None
         self._part = 0
@@ -104,11 +108,21 @@ class Recorder:
         size = len(exchange.body or b"")
         if len(self._queue) >= QUEUE_ROWS:
             self.counts.dropped += 1
+            self._let_go(exchange)
             return
         if self._queued_bytes + size > QUEUE_BYTES:
             exchange.body, size = None, 0
         self._queued_bytes += size
         self._queue.append(exchange)
+
+    def answer(self, status: int, headers: list[tuple[str, str]]) -> Answer | None:
+        """Room for an answer's bytes, where a tokenizer may have to count them and there is room."""
+        room = self.counts_answers and self.answers_bytes < ANSWERS_BYTES
+        return Answer(status, headers, ANSWER_BYTES) if room else None
+
+    def _let_go(self, exchange: Exchange) -> None:
+        if exchange.answer is not None:
+            self.answers_bytes += exchange.answer.let_go()
 
     def stop(self, timeout_s: float = 30.0) -> None:
         """Write all that came and end; waits for it."""
@@ -143,6 +157,7 @@ class Recorder:
             except Exception:  # noqa: BLE001 - one odd request must not end the recording
                 self.counts.failed += 1
                 self.counts.dropped += 1
+            self._let_go(exchange)
             time.sleep(_PAUSE_S)
         self._write(rows)
 

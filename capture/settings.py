@@ -28,6 +28,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         max_bytes, max_age_s: bounds on what is kept in the folder; 0 = none.
         body_limit: request bodies up to so many bytes are read; longer ones pass through and are only counted.
         name: of this recorder among those that write to the folder.
+        sole: whether this recorder sees all requests; one worker of several does not, and cannot count turns.
     """
 
     out: str
@@ -46,6 +47,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     max_age_s: float = 0.0
     body_limit: int = 32 << 20
     name: str = ""
+    sole: bool = True
 
     @property
     def folder(self) -> Path:

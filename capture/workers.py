@@ -203,7 +203,7 @@ class _Worker:
         self.ready = False
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self.channel = ours
-        settings = msgspec.structs.replace(plan.settings, name=self.name)
+        settings = msgspec.structs.replace(plan.settings, name=self.name, sole=False)
         root = str(Path(__file__).resolve().parent.parent)
         path = os.pathsep.join(part for part in (root, os.environ.get("PYTHONPATH", "")) if part)
         self.process = subprocess.Popen(  # noqa: S603 - our own program

@@ -150,6 +150,14 @@ def test_a_prompt_without_messages_has_no_session():
     assert sessions().of(None, [], "r0", 0, 1) == (None, None, None)
 
 
+def test_one_worker_of_several_knows_a_named_session_but_no_turn_of_it():
+    told = asked.Sessions(rules.salted(b"salt"), sole=False)
+    assert [told.of("chat-1", texts(user("a")), f"r{i}", i, i) for i in range(2)] == [
+        (rules.salted(b"salt")("chat-1"), None, None)
+    ] * 2
+    assert told.of(None, texts(user("a")), "r2", 4, 5) == (None, None, None)
+
+
 def test_what_is_remembered_has_an_end(monkeypatch):
     monkeypatch.setattr(asked, "KNOWN_PREFIXES", 3)
     told = sessions()

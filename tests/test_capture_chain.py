@@ -7,12 +7,14 @@ import gzip
 import json
 import os
 import re
+import select
 import signal
 import socket
 import ssl
 import struct
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -31,6 +33,7 @@ from tests.faulty_server import (
     good,
     head,
     role,
+    self_signed,
     stream,
     tokens,
     usage,
@@ -321,6 +324,71 @@ def test_an_upstream_that_is_not_there_is_a_row(tmp_path):
     assert (row["outcome"], row["error"], row["status"]) == ("connect_error", "connect", None)
 
 
+BEFORE_A_HEAD = [
+    # what the server does → outcome, error
+    ("resets", "truncated", "reset"),
+    ("closes", "truncated", "closed"),
+    ("half a head", "truncated", "closed"),
+    ("half a head, reset", "truncated", "reset"),
+    ("refuses", "connect_error", "connect"),
+    ("has no address", "connect_error", "connect"),
+    ("speaks no TLS", "connect_error", "connect"),
+    ("has a certificate nobody knows", "connect_error", "connect"),
+]
+SCRIPTS |= {
+    "resets": [0.05, Do.RESET],
+    "closes": [0.05, Do.CLOSE],
+    "half a head": [head()[:30], 0.05, Do.CLOSE],
+    "half a head, reset": [head()[:30], 0.05, Do.RESET],
+}
+
+
+@pytest.fixture(scope="module")
+def regular(tmp_path_factory):
+    with recording("regular", tmp_path_factory.mktemp("regular") / "out") as running:
+        yield running
+
+
+@contextlib.contextmanager
+def no_tls():
+    """A server that answers a TLS hello in plain words."""
+
+    def answer():
+        sock, _ = listening.accept()
+        with sock:
+            sock.recv(1 << 16)
+            sock.sendall(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n")
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=answer)
+        thread.start()
+        yield f"https://127.0.0.1:{listening.getsockname()[1]}"
+        thread.join(10)
+
+
+@pytest.mark.parametrize(("does", "outcome", "error"), BEFORE_A_HEAD, ids=[each[0] for each in BEFORE_A_HEAD])
+def test_a_server_that_fails_before_any_head_is_a_row_that_says_how(regular, server, tmp_path, does, outcome, error):
+    with contextlib.ExitStack() as stack:
+        if does == "refuses":
+            with socket.create_server(("127.0.0.1", 0)) as gone:
+                url = f"http://127.0.0.1:{gone.getsockname()[1]}"
+        elif does == "has no address":
+            url = "http://nowhere.invalid"
+        elif does == "speaks no TLS":
+            url = stack.enter_context(no_tls())
+        elif does == "has a certificate nobody knows":
+            url = stack.enter_context(faulty(good(1), tls=self_signed(tmp_path))).url
+        else:
+            url = server.url
+        before = len(regular.rows())
+        response = regular.ask(ASK, {"x-script": does}, f"{url}/v1/chat/completions")
+        row = regular.rows(before + 1)[-1]
+    assert b" 502 " in response.splitlines()[0]
+    assert (row["outcome"], row["error"], row["status"]) == (outcome, error, None)
+    assert row["headers_ns"] is row["first_token_ns"] is row["output_tokens"] is None
+    assert row["end_ns"] > 0
+
+
 def test_the_text_the_key_and_the_headers_are_in_no_file(recorder):
     reply = "completion-words-99"
     SCRIPTS["reply"] = stream(role(), delta(reply), delta("", finish="stop"), usage(9, 2), DONE)
@@ -383,3 +451,92 @@ def test_the_folder_removed_in_mid_run_is_made_again_and_no_row_is_lost(server, 
         assert recorder.stop() == 0
         assert len(recorder.rows()) == 2
         assert "had been removed" in "".join(recorder.said)
+
+
+@pytest.fixture(scope="module")
+def words_file(tmp_path_factory):
+    """A tokenizer that counts words."""
+    tokenizers = pytest.importorskip("tokenizers")
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({"?": 0}, unk_token="?"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    path = tmp_path_factory.mktemp("words") / "tokenizer.json"
+    tokenizer.save(str(path))
+    return path
+
+
+def test_a_tokenizer_counts_the_answers_that_tell_no_usage(server, tmp_path, words_file):
+    reply = "seldom-said-word"
+    streamed = stream(role(), delta(f"one two {reply} "), delta("four five", finish="stop"), DONE)
+    SCRIPTS["three chunks, five words"] = streamed
+    SCRIPTS["zipped"] = [head(200, {"content-type": "text/event-stream", "content-encoding": "gzip",
+                                    "transfer-encoding": "chunked"}),
+                         chunk(gzip.compress(body_of(b"".join([head(), *streamed[1:]])))), LAST_CHUNK]  # fmt: skip
+    SCRIPTS["whole, no usage"] = answer({"choices": [{"index": 0, "message": {"content": f"one {reply}"},
+                                                      "finish_reason": "stop"}]})  # fmt: skip
+    SCRIPTS["broken off"] = [head(), chunk(role()), chunk(delta("one two")), 0.05, Do.RESET]
+    scripts = ["three chunks, five words", "zipped", "whole, no usage", "broken off", "good", "404"]
+    with recording(server.url, tmp_path / "out", "--tokenizer", str(words_file)) as recorder:
+        for number, script in enumerate(scripts):
+            recorder.ask(ASK, {"x-script": script})
+            recorder.rows(number + 1)
+        rows = recorder.rows()
+        assert recorder.stop() == 0
+    counted = [(row["outcome"], row["output_tokens"], row["tokens_source"]) for row in rows]
+    assert counted == [
+        ("ok", 5, "tokenizer"),
+        ("ok", 5, "tokenizer"),
+        ("ok", 2, "tokenizer"),
+        ("truncated", 2, "tokenizer"),
+        ("ok", 5, "usage"),
+        ("http_error", None, "tokenizer"),
+    ]
+    assert rows[0]["input_tokens"] == len(f"user {PROMPT}".split())
+    for path in (tmp_path / "out").iterdir():
+        assert reply.encode() not in path.read_bytes(), path.name
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 512 KiB."""
+    place = tmp_path / "small"
+    place.mkdir()
+    if os.geteuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", str(place)],
+                                           check=False, capture_output=True).returncode:  # fmt: skip
+        pytest.skip("no right to mount a small file system")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def hear(recorder, words):
+    """Wait until the recorder has said some words."""
+    end, text = time.monotonic() + 20, ""
+    while words not in text:
+        assert time.monotonic() < end, text
+        if select.select([recorder.process.stderr], [], [], 0.5)[0]:
+            text += os.read(recorder.process.stderr.fileno(), 1 << 16).decode()
+    recorder.said.append(text)
+    return text
+
+
+def test_while_the_disk_is_full_traffic_passes_and_what_is_lost_is_counted_and_said(server, small_disk):
+    wide = json.dumps({"model": "tiny", "stream": True, "prompt": "x" * 400_000}).encode()  # 12 KiB of hashes in a row
+    with recording(server.url, small_disk / "out") as recorder:
+        recorder.ask(ASK, {"x-script": "good"})
+        recorder.rows(1)
+        with (small_disk / "fill").open("wb", buffering=0) as fill, contextlib.suppress(OSError):
+            while True:
+                fill.write(b"x" * 4096)
+        answers = [recorder.ask(wide, {"x-script": "good"}) for _ in range(3)]
+        said = hear(recorder, "No space left on device; rows are dropped, traffic passes on")
+        answers.append(recorder.ask(wide, {"x-script": "good"}))
+        assert all(answer.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n") for answer in answers)
+        time.sleep(1.2)  # so that the last of them has met the full disk, too
+        assert len(recorder.rows()) == 1
+        (small_disk / "fill").unlink()
+        recorder.ask(wide, {"x-script": "good"})
+        said = hear(recorder, "recording again; 4 rows were dropped")
+        assert said.count("No space left") <= 1, "said once, not for every row"
+        assert len(recorder.rows(2)) == 2
+        assert recorder.stop() == 0
+        assert [row["outcome"] for row in recorder.rows()] == ["ok", "ok"]
+    assert "Recorded 2 rows, 4 dropped" in "".join(recorder.said)

@@ -49,7 +49,7 @@ def test_two_workers_share_the_port_and_one_that_dies_is_started_again(server, t
         while first in (now := children(recorder.process.pid)) or len(now) < 2:
             assert time.monotonic() < end
             time.sleep(0.05)
-        answers = [recorder.ask(ASK) for _ in range(10)]
+        answers = [recorder.ask(ASK, {"x-session-id": "chat-1"}) for _ in range(10)]
         assert all(b"[DONE]" in answer for answer in answers)
         assert recorder.stop() == 0
     told = "".join(recorder.said)
@@ -59,6 +59,10 @@ def test_two_workers_share_the_port_and_one_that_dies_is_started_again(server, t
     names = Counter(row["request_id"].rpartition("-")[0] for row in rows)
     assert len({row["request_id"] for row in rows}) == len(rows) == 50
     assert min(names.values()) >= 5, f"connections are spread: {names}"
+    sessions = [row["session_id"] for row in rows if row["session_id"] is not None]
+    assert len(sessions) == 10, "no worker sees all messages, so only a header tells a session"
+    assert len(set(sessions)) == 1, "whichever worker had it"
+    assert {(row["turn"], row["think_ns"]) for row in rows} == {(None, None)}
 
 
 def test_the_workers_of_a_parent_that_was_killed_end_by_themselves_with_their_rows(server, tmp_path):
