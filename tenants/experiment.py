@@ -18,6 +18,8 @@ from tenants.arms import ALONE, ArmRun
 from tenants.blocking import Blocker, blockers, blocking
 from tenants.folder import Run
 from tenants.isolation import INCONCLUSIVE, Isolation, judge
+from tenants.stalls import Staller, stalls
+from tenants.steps import Floats
 from tenants.tenant import Tenant
 from traces.errors import BadFile
 
@@ -36,6 +38,9 @@ class BlockingOfArm(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     verdict: str | None  # INCONCLUSIVE where too much is unexplained
     worst: tuple[dict[str, Any], ...]
+    stalls_s: dict[str, dict[str, float]] = {}  # victim → whose prefill; empty where no chunk times were kept
+    stalls_per_request_s: dict[str, dict[str, float]] = {}
+    worst_stalls: tuple[dict[str, Any], ...] = ()
 
 
 class Experiment(NamedTuple):
@@ -126,49 +131,85 @@ def _blocking(experiment: Experiment, arms: list[str]) -> dict[str, BlockingOfAr
 def of_runs(tables: list[pa.Table], ranks: dict[str, int] | None = None) -> BlockingOfArm:
     """Who blocked whom, over runs of one kind."""
     seconds: dict[str, dict[str, float]] = {}
+    stalled: dict[str, dict[str, float]] = {}
     inversion: dict[str, float] = {}
     requests: dict[str, int] = {}
     explained = blocked = 0.0
-    worst: list[tuple[Blocker, dict[str, Any]]] = []
+    worst: list[tuple[float, dict[str, Any]]] = []
+    worst_stalls: list[tuple[float, dict[str, Any]]] = []
     sources = set()
     for outcomes in tables:
         found = blocking(outcomes, ranks=ranks, engine_times=True)
         sources.add(found.source)
         matrix = found.matrix_s
+        _add(seconds, found.tenants, matrix)
         for i, victim in enumerate(found.tenants):
             mine = found.tenant == i
-            row = seconds.setdefault(victim, {})
-            for j, culprit in enumerate(found.tenants):
-                row[culprit] = row.get(culprit, 0.0) + float(matrix[i, j])
             inversion[victim] = inversion.get(victim, 0.0) + float(found.inversion_ns[mine].sum()) / 1e9
             requests[victim] = requests.get(victim, 0) + int(mine.sum())
         blocked += float(found.blocked_ns.sum()) / 1e9
         explained += float(matrix.sum())
-        worst += [(blocker, named(outcomes, blocker)) for blocker in blockers(outcomes, found, WORST)]
+        worst += [(one.blocked_ns, named(outcomes, one)) for one in blockers(outcomes, found, WORST)]
+        held = stalls(outcomes, found, WORST)
+        if held is not None:
+            _add(stalled, held.tenants, held.matrix_s)
+            worst_stalls += [(one.stalled_ns, named_staller(outcomes, one)) for one in held.worst]
     share = 1 - explained / blocked if blocked > 0 else 0.0
-    worst.sort(key=lambda pair: -pair[0].blocked_ns)
+    worst.sort(key=lambda pair: -pair[0])
+    worst_stalls.sort(key=lambda pair: -pair[0])
     return BlockingOfArm(
-        blocking_s={v: {c: round(s, 3) for c, s in row.items()} for v, row in seconds.items()},
-        per_request_s={v: {c: round(s / max(1, requests[v]), 4) for c, s in row.items()} for v, row in seconds.items()},
+        blocking_s=_rounded(seconds),
+        per_request_s=_each(seconds, requests),
         inversion_s={v: round(s, 3) for v, s in inversion.items()},
         unexplained_share=round(max(0.0, share), 4),
         source=" and ".join(sorted(sources)),
         verdict=INCONCLUSIVE if share > MOST_UNEXPLAINED else None,
         worst=tuple(entry for _, entry in worst[:WORST]),
+        stalls_s=_rounded(stalled),
+        stalls_per_request_s=_each(stalled, requests),
+        worst_stalls=tuple(entry for _, entry in worst_stalls[:WORST]),
     )
+
+
+def _add(seconds: dict[str, dict[str, float]], names: tuple[str, ...], matrix: Floats) -> None:
+    """Add a run's matrix, victim × culprit, to what other runs brought."""
+    for victim, cells in zip(names, matrix.tolist(), strict=True):
+        row = seconds.setdefault(victim, {})
+        for culprit, cell in zip(names, cells, strict=True):
+            row[culprit] = row.get(culprit, 0.0) + cell
+
+
+def _rounded(seconds: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
+    return {v: {c: round(s, 3) for c, s in row.items()} for v, row in seconds.items()}
+
+
+def _each(seconds: dict[str, dict[str, float]], requests: dict[str, int]) -> dict[str, dict[str, float]]:
+    return {v: {c: round(s / max(1, requests[v]), 4) for c, s in row.items()} for v, row in seconds.items()}
 
 
 def named(outcomes: pa.Table, blocker: Blocker) -> dict[str, Any]:
     """A blocker as people read it: who it was, its lengths, whom it held up and how long."""
-    columns = [c for c in ("request_id", "tenant", "input_tokens", "output_tokens") if c in outcomes.schema.names]
-    row: dict[str, Any] = outcomes.select(columns).slice(blocker.request, 1).to_pylist()[0]
-    sent_ns = outcomes.column("sent_ns")[blocker.request].as_py() or 0
-    return row | {
-        "sent_s": round(sent_ns / 1e9, 3),
+    return _row(outcomes, blocker.request) | {
         "blocked_s": round(blocker.blocked_ns / 1e9, 3),
         "victims": blocker.victims,
         "of": {name: round(float(ns) / 1e9, 3) for name, ns in blocker.by_victim},
     }
+
+
+def named_staller(outcomes: pa.Table, staller: Staller) -> dict[str, Any]:
+    """The same of a request whose prefill held up streams; its victims are streams."""
+    return _row(outcomes, staller.request) | {
+        "stalled_s": round(staller.stalled_ns / 1e9, 3),
+        "victims": staller.victims,
+        "of": {name: round(float(ns) / 1e9, 3) for name, ns in staller.by_victim},
+    }
+
+
+def _row(outcomes: pa.Table, request: int) -> dict[str, Any]:
+    columns = [c for c in ("request_id", "tenant", "input_tokens", "output_tokens") if c in outcomes.schema.names]
+    row: dict[str, Any] = outcomes.select(columns).slice(request, 1).to_pylist()[0]
+    sent_ns = outcomes.column("sent_ns")[request].as_py() or 0
+    return row | {"sent_s": round(sent_ns / 1e9, 3)}
 
 
 def to_dict(found: Judged) -> dict[str, Any]:
@@ -178,6 +219,7 @@ def to_dict(found: Judged) -> dict[str, Any]:
     return isolation | {
         "blocking_s": {} if arm is None else arm.blocking_s,
         "inversion_s": {} if arm is None else arm.inversion_s,
+        "stalls_s": {} if arm is None else arm.stalls_s,
         "blocking": msgspec.to_builtins(found.blocking),
         "regressions": list(found.regressions),
     }

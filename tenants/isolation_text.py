@@ -96,6 +96,7 @@ def print_blocking(held: BlockingOfArm, console: Console) -> None:
     made = [(f"Who waited for whom, seconds ({held.source}; {held.unexplained_share:.0%} unexplained)", matrix(held))]
     if held.worst:
         made.append(("Worst single blockers", _worst(held)))
+    made += _stalls(held, "")
     for heading, table in made:
         console.print(Text(heading, "bold"), soft_wrap=True)
         for line in lines(table, console.width):
@@ -119,7 +120,28 @@ def tables(found: Judged) -> list[tuple[str, list[Column]]]:
             made.append((f"Who waited for whom in {arm}, seconds ({shown.source}{more})", matrix(shown)))
     if blocking is not None and blocking.worst:
         made.append((f"Worst single blockers in {found.isolation.arm}", _worst(blocking)))
+    if blocking is not None:
+        made += _stalls(blocking, f" in {found.isolation.arm}")
     return made
+
+
+def _stalls(held: BlockingOfArm, where: str) -> list[tuple[str, list[Column]]]:
+    """Whose streams stood still for whose prefill; nothing where none did."""
+    if not held.worst_stalls:
+        return []
+    names = list(held.stalls_s)
+    cells = [[_stalled(held, victim, culprit) for victim in names] for culprit in names]
+    across = [Column(f"for {culprit}", column) for culprit, column in zip(names, cells, strict=True)]
+    heading = f"Whose streams stalled for whose prefill{where}, seconds (ms a request)"
+    return [
+        (heading, [Column("stalled", names, right=False), *across]),
+        (f"Worst single prefills beside streams{where}", _worst_table(held.worst_stalls, "stalled_s", "streams")),
+    ]
+
+
+def _stalled(held: BlockingOfArm, victim: str, culprit: str) -> str:
+    each_ms = held.stalls_per_request_s[victim].get(culprit, 0.0) * 1000
+    return f"{figures.digits(held.stalls_s[victim].get(culprit, 0.0))} ({figures.digits(each_ms)})"
 
 
 def notes(found: Judged) -> list[str]:
@@ -220,14 +242,17 @@ def matrix(held: BlockingOfArm) -> list[Column]:
 
 
 def _worst(held: BlockingOfArm) -> list[Column]:
-    rows = held.worst
+    return _worst_table(held.worst, "blocked_s", "held up")
+
+
+def _worst_table(rows: tuple[dict[str, Any], ...], seconds: str, victims: str) -> list[Column]:
     return [
         Column("sent s", [figures.digits(row["sent_s"]) for row in rows]),
         Column("tenant", [str(row.get("tenant")) for row in rows], right=False),
         Column("tokens in", [f"{row.get('input_tokens') or 0:,}" for row in rows]),
         Column("out", [f"{row.get('output_tokens') or 0:,}" for row in rows]),
-        Column("held up", [f"{row['victims']:,}" for row in rows]),
-        Column("for s", [figures.digits(row["blocked_s"]) for row in rows]),
+        Column(victims, [f"{row['victims']:,}" for row in rows]),
+        Column("for s", [figures.digits(row[seconds]) for row in rows]),
         Column(
             "whom", [", ".join(f"{n} {figures.digits(s)} s" for n, s in row["of"].items()) for row in rows], right=False
         ),

@@ -78,11 +78,15 @@ def judge(
         loaded = [again(run, tenants, rules) for run in loaded]
     if as_json:
         found = to_json_of_runs([(run.name, run.summary) for run in loaded])
-        click.echo(_with_blocking(found, loaded[0]) if len(loaded) == 1 else found)
+        click.echo(with_blocking(found, loaded[0]) if len(loaded) == 1 else found)
     elif len(loaded) == 1:
         causes = failures.causes(loaded[0].outcomes)
         terminal.print_result(
-            loaded[0].summary, terminal.stdout_console(), folder=runs[0], causes=causes, more=_blocking_of(loaded[0])
+            loaded[0].summary,
+            terminal.stdout_console(),
+            folder=runs[0],
+            causes=causes,
+            more=print_blocking_of(loaded[0]),
         )
     else:
         terminal.print_comparison([(run.name, run.summary) for run in loaded], terminal.stdout_console())
@@ -93,28 +97,29 @@ def judge(
     return EXIT_FAIL if worse and code in {EXIT_PASS, EXIT_UNJUDGED} else code
 
 
-def _blocking(run: Run) -> BlockingOfArm:
+def blocking_of(run: Run) -> BlockingOfArm:
+    """Who waited for whom in a run, and whose streams stalled; `verdict` says whether enough is explained."""
     from tenants import experiment
 
     ranks = {name: part.priority for name, part in run.summary.tenants.items() if part.priority is not None}
     return experiment.of_runs([run.everything()], ranks)
 
 
-def _with_blocking(text: bytes, run: Run) -> bytes:
+def with_blocking(text: bytes, run: Run) -> bytes:
     """The summary's JSON with the blocking matrix in it."""
     import msgspec
 
     document: dict[str, Any] = msgspec.json.decode(text)
-    document |= msgspec.to_builtins(_blocking(run))
+    document |= msgspec.to_builtins(blocking_of(run))
     document["verdict"] = run.summary.verdict
     return msgspec.json.encode(document)
 
 
-def _blocking_of(run: Run) -> Callable[[Console], None]:
+def print_blocking_of(run: Run) -> Callable[[Console], None]:
     """What prints the blocking of a run."""
     from tenants import isolation_text
 
-    found = _blocking(run)
+    found = blocking_of(run)
     return lambda console: isolation_text.print_blocking(found, console)
 
 

@@ -57,6 +57,8 @@ class Steps(NamedTuple):
     row_request: Ints
     row_work: Floats  # ns of the step that this request's work took
     row_prefill: npt.NDArray[np.bool_]
+    spare_ns: Floats  # (steps,) time beyond what its decoding rows explain
+    decode_ns: Floats  # (steps,) time that they do explain
 
 
 def seen(outcomes: pa.Table) -> Seen:
@@ -237,7 +239,7 @@ def steps(view: Seen, alone_ns: Floats) -> Steps:
     """
     rows = _emitting(view)
     duration, spare, cost = _spare(rows)
-    return _shared_out(rows, duration, cost, _place_prefill(view, rows, spare, alone_ns))
+    return _shared_out(rows, duration, cost, _place_prefill(view, rows, spare, alone_ns), spare)
 
 
 def _decode_cost(duration: Floats, rows: _Rows, has_first: npt.NDArray[np.bool_]) -> tuple[float, float, float]:
@@ -313,7 +315,11 @@ class _Before:
 
 
 def _shared_out(
-    rows: _Rows, duration: Floats, cost: tuple[float, float, float], prefill: tuple[Ints, Ints, Floats]
+    rows: _Rows,
+    duration: Floats,
+    cost: tuple[float, float, float],
+    prefill: tuple[Ints, Ints, Floats],
+    spare: Floats,
 ) -> Steps:
     """Each step's time over its rows: decode rows by their cost, prefill by what was placed, scaled to the duration."""
     base, per_row, per_context = cost
@@ -336,4 +342,6 @@ def _shared_out(
         row_request=np.concatenate([rows.request[decoding], request]),
         row_work=scaled,
         row_prefill=np.concatenate([np.zeros(len(row_step), dtype=bool), np.ones(len(step), dtype=bool)]),
+        spare_ns=spare,
+        decode_ns=duration - spare,
     )

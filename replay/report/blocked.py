@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 from tenants import figures
 from tenants.blocking import Blocking, blockers, blocking
 from tenants.folder import Run
+from tenants.stalls import stalls
 from traces.units import NS_PER_S
 
 MOST_CHUNKS = 3_000_000  # beyond, `tenants judge` does it; a page is drawn after every run
@@ -35,7 +36,7 @@ def section(run: Run) -> tuple[str, str] | None:
         "Seconds that requests waited for their first token while the engine served others: victims in rows, culprits "
         f"in columns. Estimated from the outside (docs/blocking.md); {unexplained:.0%} of the waiting is unexplained."
     )
-    return caption, _matrix(found) + _worst(outcomes, found)
+    return caption, _matrix(found) + _worst(outcomes, found) + _stalls(outcomes, found)
 
 
 def _matrix(found: Blocking) -> str:
@@ -55,6 +56,29 @@ def _matrix(found: Blocking) -> str:
     return f'<div class="scroll">{table}</div>'
 
 
+def _stalls(outcomes: pa.Table, found: Blocking) -> str:
+    """Whose streams stood still while whose prompt was read; empty where none did."""
+    held = stalls(outcomes, found, WORST)
+    if held is None or not held.worst:
+        return ""
+    matrix = held.matrix_s
+    most = float(matrix.max()) or 1.0
+    head = "".join(f"<th>by {html.escape(name)}</th>" for name in held.tenants)
+    rows = []
+    for victim, name in enumerate(held.tenants):
+        n = int((held.tenant == victim).sum())
+        cells = "".join(_cell(float(seconds), n, float(seconds) / most) for seconds in matrix[victim])
+        rows.append(f'<tr><td class="word"><b>{html.escape(name)}</b></td>{cells}<td>{n:,}</td></tr>')
+    worst = "".join(
+        f"<li>{_named(outcomes, one.request)} held up {one.victims:,} streams, "
+        f"{figures.digits(one.stalled_ns / NS_PER_S)} s in all</li>"
+        for one in held.worst
+    )
+    said = "Seconds that answering streams stood still while the engine read the prompt of another request."
+    table = f'<table><tr><th class="word">s stalled</th>{head}<th>requests</th></tr>{"".join(rows)}</table>'
+    return f'<p class="caption">{said}</p><div class="scroll">{table}</div><ul>{worst}</ul>'
+
+
 def _cell(seconds: float, n: int, weight: float) -> str:
     """Seconds over the mean of a request, on a ground as dark as its part of the largest cell."""
     each = f"<small>{figures.digits(seconds / n * 1000)} ms each</small>" if n else ""
@@ -63,17 +87,21 @@ def _cell(seconds: float, n: int, weight: float) -> str:
 
 
 def _worst(outcomes: pa.Table, found: Blocking) -> str:
-    items = []
-    for blocker in blockers(outcomes, found, WORST):
-        row = outcomes.slice(blocker.request, 1).to_pylist()[0]
-        lengths = [f"{row[key]:,} tokens {word}" for key, word in _LENGTHS if row.get(key) is not None]
-        about = ", ".join([str(row.get("tenant") or "default"), *lengths])
-        name = row.get("request_id") or f"row {blocker.request + 1}"
-        items.append(
-            f"<li>{html.escape(str(name))} ({html.escape(about)}) kept "
-            f"{blocker.victims:,} waiting, {figures.digits(blocker.blocked_ns / NS_PER_S)} s in all</li>"
-        )
+    items = (
+        f"<li>{_named(outcomes, blocker.request)} kept "
+        f"{blocker.victims:,} waiting, {figures.digits(blocker.blocked_ns / NS_PER_S)} s in all</li>"
+        for blocker in blockers(outcomes, found, WORST)
+    )
     return f"<ul>{''.join(items)}</ul>"
+
+
+def _named(outcomes: pa.Table, request: int) -> str:
+    """A request with its tenant and lengths."""
+    row = outcomes.slice(request, 1).to_pylist()[0]
+    lengths = [f"{row[key]:,} tokens {word}" for key, word in _LENGTHS if row.get(key) is not None]
+    about = ", ".join([str(row.get("tenant") or "default"), *lengths])
+    name = row.get("request_id") or f"row {request + 1}"
+    return f"{html.escape(str(name))} ({html.escape(about)})"
 
 
 _LENGTHS = (("input_tokens", "in"), ("output_tokens", "out"))

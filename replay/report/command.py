@@ -20,7 +20,7 @@ def report(runs: tuple[str, ...], out: str | None, as_json: bool, no_page: bool)
     replay report runs/fcfs runs/priority runs/capped -o arms.html
     """  # noqa: D301 - click's own mark: keep these lines
     from replay.report import page
-    from tenants import folder, terminal
+    from tenants import folder, judge, terminal
     from tenants.summary import to_json_of_runs
 
     loaded = folder.load_all(list(runs))
@@ -33,14 +33,16 @@ def report(runs: tuple[str, ...], out: str | None, as_json: bool, no_page: bool)
         except OSError as error:
             raise click.UsageError(f"--out: cannot write {target} ({error.strerror}), name another file") from None
     if as_json:
-        click.echo(to_json_of_runs([(run.name, run.summary) for run in loaded]))
+        text = to_json_of_runs([(run.name, run.summary) for run in loaded])
+        click.echo(judge.with_blocking(text, loaded[0]) if len(loaded) == 1 else text)
         return 0
     console = terminal.stdout_console()
     if len(loaded) == 1:
         from tenants import failures
 
         causes = failures.causes(loaded[0].outcomes)
-        terminal.print_result(loaded[0].summary, console, folder=runs[0], causes=causes)
+        more = judge.print_blocking_of(loaded[0])
+        terminal.print_result(loaded[0].summary, console, folder=runs[0], causes=causes, more=more)
     else:
         terminal.print_comparison([(run.name, run.summary) for run in loaded], console)
     if not no_page:
