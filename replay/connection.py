@@ -181,6 +181,7 @@ class Connection(asyncio.Protocol):
         "_kept",
         "_now_ns",
         "_parser",
+        "_pieces",
         "_pool",
         "_transport",
         "_used",
@@ -198,7 +199,8 @@ class Connection(asyncio.Protocol):
         self._descriptor = -1  # of the socket, for writing around the loop's buffers; -1 with TLS
         self._parser: Any = httptools.HttpResponseParser(self)
         self._used = False  # has carried a whole exchange
-        self._now_ns = 0  # time of the read that is being parsed
+        self._now_ns = 0  # time of the read that is being parsed, and
+        self._pieces: list[bytes] = []  # the body bytes in it, without their framing
         self._heard = self._head_done = self._complete = self._interim = self._excess = self._begun = self._kept = False
 
     def itself(self) -> Connection:
@@ -249,13 +251,18 @@ class Connection(asyncio.Protocol):
             return
         self._heard = True
         exchange.last_ns = now_ns
+        broken: Exception | None = None
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            if not self._complete:
-                self._end("closed", f"protocol {_word(type(error).__name__)}")
-                return
-            self._excess = True
+            broken = error
+        if self._pieces:
+            exchange.received(now_ns, b"".join(self._pieces))
+            self._pieces.clear()
+        if broken is not None and not self._complete:
+            self._end("closed", f"protocol {_word(type(broken).__name__)}")
+            return
+        self._excess = self._excess or broken is not None
         if self._complete:
             self._answered(exchange)
 
@@ -306,8 +313,8 @@ class Connection(asyncio.Protocol):
 
     def on_body(self, data: bytes) -> None:
         """Body bytes without their framing."""
-        if self.exchange is not None and not self._complete:
-            self.exchange.received(self._now_ns, data)
+        if not self._complete:
+            self._pieces.append(data)
 
     def on_message_complete(self) -> None:
         """The last byte of a message; `data_received` goes on from here."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from traces.wire.template import Template
 
@@ -24,8 +27,10 @@ def learnt():
 
 @pytest.mark.parametrize("text", ['"x"', '" two words"', '"caf\\u00e9"', '"say \\"x\\""', '"a\\\\"', '"\u4e16"'])
 def test_another_text_fits(learnt, text):
+    event = block(text) + b"\n\n"
     assert learnt.fits(block(text))
-    assert learnt.fits_read(block(text) + b"\n\n")
+    assert learnt.lead(event, 0) == (1, len(event))
+    assert passed(learnt, event) == 1
 
 
 @pytest.mark.parametrize(
@@ -42,7 +47,6 @@ def test_another_text_fits(learnt, text):
         block('"a\rb"'),
         block('"a\\"'),
         block()[:-1],
-        block() + b"\n",
         block()[:30] + block()[-20:],
         b": " + block(),
         b"",
@@ -50,13 +54,34 @@ def test_another_text_fits(learnt, text):
 )
 def test_anything_else_does_not(learnt, other):
     assert not learnt.fits(other)
-    assert not learnt.fits_read(other + b"\n\n")
+    assert learnt.lead(other + b"\n\n", 0) == (0, 0)
+    assert passed(learnt, other + b"\n\n") == 0
 
 
-def test_two_events_in_one_read_are_not_one(learnt):
-    assert not learnt.fits_read(block() + b"\n\n" + block() + b"\n\n")
-    assert not learnt.fits_read(block() + b"\n\n" + block())
-    assert not learnt.fits_read(block())
+def passed(template, data):
+    """How many of the reads `data`, then a known one, are passed over."""
+    times_ns = []
+    template.run([(5, data), (6, block() + b"\n\n")], 0, 0, times_ns)
+    return min(len(times_ns), 1)
+
+
+@pytest.mark.parametrize("read", [block() + b"\n\n" + block() + b"\n\n", block() + b"\n\n" + block(), block()])
+def test_a_read_that_is_not_one_whole_event_is_not_passed_over(learnt, read):
+    assert passed(learnt, read) == 0
+
+
+@given(st.data())
+def test_as_many_lead_as_fit_one_by_one(data):
+    """The short cut against the obvious way: cut at blank lines, ask each."""
+    template = Template()
+    template.learn(block(), None)
+    texts = st.text(st.sampled_from('ab "\\\n\r{}:é,'), max_size=6)
+    other = st.sampled_from([b": ping", block('""'), block(finish='"stop"'), block()[:40], b"", b"data: [DONE]"])
+    raw = texts.map(lambda text: block('"' + text + '"'))  # a text that was not escaped: often no text at all
+    events = data.draw(st.lists(texts.map(lambda text: block(json.dumps(text))) | raw | other, max_size=8))
+    stream = b"".join(event + b"\n\n" for event in events) + data.draw(st.sampled_from([b"", block(), block()[:20]]))
+    one_by_one = list(itertools.takewhile(template.fits, stream.split(b"\n\n")[:-1]))
+    assert template.lead(stream, 0) == (len(one_by_one), sum(len(event) + 2 for event in one_by_one))
 
 
 @pytest.mark.parametrize(

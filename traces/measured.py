@@ -119,9 +119,10 @@ def _times(row: Measured, tally: Tally, chunks: str) -> None:
 
 def _finish_reason(tally: Tally) -> str | None:
     """The reasons of all choices in the order of their numbers, each once."""
-    if not tally.finishes:
-        return None
-    return ",".join(dict.fromkeys(tally.finishes[index] for index in sorted(tally.finishes)))
+    finishes = tally.finishes
+    if len(finishes) < 2:
+        return next(iter(finishes.values()), None)
+    return ",".join(dict.fromkeys(finishes[index] for index in sorted(finishes)))
 
 
 def _settle_empties(tally: Tally, max_tokens: int | None) -> None:
@@ -171,9 +172,9 @@ def _outcome(tally: Tally, ending: Ending) -> tuple[str, str | None]:
         return "http_error", f"http {ending.status}"
     if tally.error is not None:
         return "stream_error", f"stream {tally.error}".strip()
-    failed = sorted(word for word in tally.finishes.values() if word.lower() in _FAILED)
+    failed = [word for word in map(str.lower, tally.finishes.values()) if word in _FAILED]
     if failed:
-        return "stream_error", f"stream {failed[0].lower()}"
+        return "stream_error", f"stream {min(failed)}"
     if tally.done or (_finished(tally, ending.n) and not _gave_up(ending.end)):
         return ("ok", None) if tally.chunks or tally.has_output else ("no_token", None)
     if ending.end == "eof" and ending.document and ending.received:

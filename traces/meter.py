@@ -29,7 +29,7 @@ __all__ = ["End", "Measured", "Meter"]
 
 _decode = msgspec.json.Decoder().decode
 _TRIES = 8  # chunks of another form after which a stream is read in the general way
-_EVERYDAY = (None, formats.OPENAI)
+_EVERYDAY = (formats.OPENAI, None)
 _EVERYDAY_ENDPOINTS = {"chat", "completions"}
 _EVENTS = {"text/event-stream"}
 _LINES = {
@@ -102,7 +102,7 @@ class Meter:
         self._body: Body | None = None
         self._format: formats.Format | None = None
         self._template = Template()
-        self._everyday = _TRIES
+        self._everyday = _TRIES if endpoint in _EVERYDAY_ENDPOINTS else 0
         self._last_ns = 0
 
     @property
@@ -143,31 +143,20 @@ class Meter:
         if self._content is not None:
             for piece in self._content.feed(data):
                 self._read(at_ns, piece)
-        elif self._splitter.idle and self._template.fits_read(data):
-            self.tally.plain(at_ns, 1)
         else:
             self._read(at_ns, data)
 
     def feed_all(self, reads: Sequence[tuple[int, bytes]]) -> None:
         """Many reads at once, as (time, body bytes): the same as `feed` for each, faster."""
-        splitter, place = self._splitter, 0
+        place = 0
         while place < len(reads):
-            if self._content is None and splitter.idle:
+            if self._content is None and self._splitter.idle:
                 times_ns: list[int] = []
                 self.received += self._template.run(reads, place, self._start_ns, times_ns)
                 if times_ns:
                     self.tally.plain_run(times_ns)
                     self._last_ns = times_ns[-1]
                     place += len(times_ns)
-                    continue
-                at_ns, data = reads[place]
-                if (
-                    data.endswith(b"\n\n") and data.find(b"\n\n") == len(data) - 2 and b"\r" not in data
-                ):  # one event, whole
-                    place += 1
-                    self.received += len(data)
-                    self._last_ns = at_ns - self._start_ns
-                    self._block(self._last_ns, data[:-2])
                     continue
             self.feed(*reads[place])
             place += 1
@@ -210,17 +199,7 @@ class Meter:
             self._framing = self._tell_framing(data)
             self._waiting = b"" if self._framing else data
         if self._framing == "events":
-            fits, known = self._template.fits, 0
-            for block in self._splitter.feed(data):
-                if fits(block):
-                    known += 1
-                elif block:
-                    if known:
-                        self.tally.plain(at_ns, known)
-                        known = 0
-                    self._block(at_ns, block)
-            if known:
-                self.tally.plain(at_ns, known)
+            self._read_events(at_ns, data)
         elif self._framing == "lines":
             self._lines = self._lines or Lines()
             for line in self._lines.feed(data):
@@ -228,6 +207,27 @@ class Meter:
         elif self._framing == "document":
             self._body = self._body or Body()
             self._body.feed(at_ns, data)
+
+    def _read_events(self, at_ns: int, data: bytes) -> None:
+        """Bytes of a stream of events: whole ones where they stand, the rest through the splitter."""
+        if b"\r" not in data and self._splitter.between(data):
+            place = 0
+            while (end := data.find(b"\n\n", place)) >= 0:
+                known, size = self._template.lead(data, place)
+                if known:
+                    self.tally.plain(at_ns, known)
+                    place += size
+                else:
+                    self._block(at_ns, data[place:end])
+                    place = end + 2
+            data = data[place:]
+            if not data:
+                return
+        for block in self._splitter.feed(data):
+            if self._template.fits(block):
+                self.tally.plain(at_ns, 1)
+            else:
+                self._block(at_ns, block)
 
     def _tell_framing(self, data: bytes) -> str:
         """The framing, from the content type, else from the first bytes; "" while it cannot be told."""
@@ -244,7 +244,7 @@ class Meter:
         return "" if unknown else "document"
 
     def _block(self, at_ns: int, block: bytes) -> None:
-        """One server-sent event."""
+        """One server-sent event; empty where there were more blank lines than one."""
         name, data, comments = sse.parse(block)
         self.tally.comments += comments
         if data is None:
@@ -252,7 +252,7 @@ class Meter:
         if data.strip() == b"[DONE]":
             self.tally.done = True
             return
-        if self._everyday and name is None and self._format in _EVERYDAY and self._endpoint in _EVERYDAY_ENDPOINTS:
+        if self._everyday and name is None and self._format in _EVERYDAY:
             found = everyday.read(self.tally, at_ns, data)
             if found:
                 self.tally.events += 1

@@ -12,6 +12,8 @@ blank line has one form. Bytes that do not make an event yet wait in one growing
 
 from __future__ import annotations
 
+_MARK = b"\xef\xbb\xbf"
+
 LIMIT = 32 << 20  # bytes of one event; a longer one is skipped and counted
 
 
@@ -48,6 +50,12 @@ class Splitter:
             self._tail += data
         self.idle = self._started and not self._tail and not self._cr
         return blocks
+
+    def between(self, data: bytes) -> bool:
+        """Whether `data`, which comes next, begins an event: nothing waits, and no byte order mark can stand there."""
+        if not self._started and not self._tail and data and data[0] != _MARK[0]:
+            self._started = self.idle = True
+        return self.idle
 
     def close(self) -> list[bytes]:
         """What the end of the stream left without a blank line."""
@@ -86,10 +94,10 @@ class Splitter:
     def _begin(self, data: bytes) -> bytes:
         """Leave out a byte order mark, which may come in pieces."""
         self._tail += data
-        if len(self._tail) < 3 and b"\xef\xbb\xbf".startswith(self._tail):
+        if len(self._tail) < 3 and _MARK.startswith(self._tail):
             return b""
         self._started = True
-        data = bytes(self._tail).removeprefix(b"\xef\xbb\xbf")
+        data = bytes(self._tail).removeprefix(_MARK)
         self._tail.clear()
         return data
 

@@ -24,10 +24,10 @@ _NOTHING = b"\x00"  # no block begins with it
 class Template:
     """The bytes around the text of a token chunk."""
 
-    __slots__ = ("_after", "_before", "_from_end", "_last", "_start", "_tries")
+    __slots__ = ("_after", "_before", "_from_end", "_joint", "_last", "_start", "_tries")
 
     def __init__(self) -> None:
-        self._before, self._after, self._last = _NOTHING, b"", b""
+        self._before, self._after, self._last, self._joint = _NOTHING, b"", b"", _NOTHING
         self._start, self._from_end = 0, 0
         self._tries = _TRIES
 
@@ -39,16 +39,29 @@ class Template:
             and _inside(block, self._start, len(block) - self._from_end) is not None
         )
 
-    def fits_read(self, data: bytes) -> bool:
-        """Whether `data` is that and the blank line that ends it."""
-        return (
-            data.startswith(self._before)
-            and data.endswith(self._last)
-            and _inside(data, self._start, len(data) - self._from_end - 2) is not None
-        )
+    def lead(self, data: bytes, place: int) -> tuple[int, int]:
+        """How many events that fit stand in `data` from `place` on without a gap, and their bytes.
+
+        What stands between two texts is one string, so one split finds them all. The last text ends where that string
+        begins, and so does the first piece that is no text: a text, and then something of another form.
+        """
+        if not data.startswith(self._before, place):
+            return 0, 0
+        *texts, rest = data[place + self._start :].split(self._joint)
+        text = b"".join(texts)
+        if b"" in texts or len(text.translate(None, _SPECIAL)) < len(text):
+            pieces = [*texts, rest]
+            count = next((index for index, piece in enumerate(texts) if not _inside(piece)), len(texts))
+            text, rest = b"".join(pieces[:count]), pieces[count]
+        else:
+            count = len(texts)
+        size, end = len(text), rest.find(self._last)
+        if end > 0 and _inside(rest, 0, end):
+            count, size = count + 1, size + end
+        return count, count * (self._start + self._from_end + 2) + size
 
     def run(self, reads: Sequence[tuple[int, bytes]], place: int, origin_ns: int, times_ns: list[int]) -> int:
-        """Pass over the reads from `place` on that fit (`fits_read`); their offsets are added to `times_ns`.
+        """Pass over the reads from `place` on that are one learnt chunk each; their offsets are added to `times_ns`.
 
         The two ends are compared read by read, what stands between them is looked at once for all.
 
@@ -89,6 +102,7 @@ class Template:
             return
         self._before, self._after = block[:start], block[end:]
         self._last = self._after + b"\n\n"
+        self._joint = self._last + self._before
         self._start, self._from_end = start, len(self._after)
 
 
