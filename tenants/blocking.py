@@ -74,16 +74,19 @@ def blocking(
         outcomes: rows of one run against one engine, warm-up included (its work blocks, too).
         alone: S(L) from another run, such as the `alone` arm; learnt from this run when not given.
         ranks: tenant → priority, for runs whose requests carry none (an untagged arm).
-        engine_times: where the engine reports how long a request queued (`queue_ns`), it was blocked at least so long;
-            `source` says whether that was used.
+        engine_times: where the engine reports how long a request queued (`queue_ns`), it was blocked at least so long,
+            and where how long its prefill took (`prefill_ns`), its own service is no more; `source` says what was used.
     """
     view = seen(outcomes)
     names, tenant = _tenants(outcomes)
     alone = alone or learn(view)
     service = alone.ns(view.input_tokens) if alone else np.zeros(len(tenant))
     wait = np.where(view.answered, view.first_ns - view.sent_ns, 0).astype(np.float64)
+    queued = _reported(outcomes, "queue_ns", 0.0) if engine_times else None
+    prefill = _reported(outcomes, "prefill_ns", np.inf) if engine_times else None
+    if prefill is not None:
+        service = np.minimum(service, prefill)
     blocked = np.maximum(wait - service, 0.0)
-    queued = _queued(outcomes) if engine_times else None
     if queued is not None:
         blocked = np.minimum(np.maximum(blocked, queued), wait)
     found = steps(view, service)
@@ -100,9 +103,7 @@ def blocking(
         by_tenant_ns=by_tenant,
         unexplained_ns=blocked - by_tenant.sum(axis=1),
         inversion_ns=_inversion(by_tenant, tenant, rank, len(names)),
-        source="times seen from outside"
-        if queued is None
-        else "queue times of the engine, its steps seen from outside",
+        source=_source([word for word, times in (("queue", queued), ("prefill", prefill)) if times is not None]),
     )
 
 
@@ -174,12 +175,18 @@ def _victims(view: Seen, found: Steps, result: Blocking, request: int) -> tuple[
     return len(waits), tuple(sorted(held.items(), key=lambda pair: -pair[1]))
 
 
-def _queued(outcomes: pa.Table) -> Floats | None:
-    """Queue times as the engine reports them, ns; None where it reports none."""
-    if "queue_ns" not in outcomes.schema.names or outcomes.column("queue_ns").null_count == outcomes.num_rows:
+def _reported(outcomes: pa.Table, column: str, unknown: float) -> Floats | None:
+    """Times as the engine reports them, ns, `unknown` in rows without; None where it reports none."""
+    if column not in outcomes.schema.names or outcomes.column(column).null_count == outcomes.num_rows:
         return None
-    found: Floats = outcomes.column("queue_ns").cast(pa.float64()).fill_null(0.0).to_numpy()
+    found: Floats = outcomes.column(column).cast(pa.float64()).fill_null(unknown).to_numpy()
     return found
+
+
+def _source(told: list[str]) -> str:
+    if not told:
+        return "times seen from outside"
+    return f"{' and '.join(told)} times of the engine, its steps seen from outside"
 
 
 def _tenants(outcomes: pa.Table) -> tuple[tuple[str, ...], Ints]:

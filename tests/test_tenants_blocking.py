@@ -175,3 +175,47 @@ def test_chunks_that_were_not_kept_are_spread_and_still_tell_the_tenants_apart()
     share = found.matrix_s[np.ix_(order, order)].sum(axis=0)
     true = truth.by_tenant_ns.sum(axis=0)
     assert np.abs(share / share.sum() - true / true.sum()).max() < 0.10
+
+
+@pytest.mark.parametrize(
+    ("queue_ns", "prefill_ns", "source"),
+    [
+        (None, None, "times seen from outside"),
+        (7_000_000, None, "queue times of the engine, its steps seen from outside"),
+        (None, 1_000, "prefill times of the engine, its steps seen from outside"),
+        (7_000_000, 1_000, "queue and prefill times of the engine, its steps seen from outside"),
+    ],
+)
+def test_the_engines_own_times_are_used_where_it_gives_them_and_that_is_said(queue_ns, prefill_ns, source):
+    outcomes, _ = run(workload(5, 0.7, 30.0), "fcfs")
+    told = outcomes
+    for name, value in (("queue_ns", queue_ns), ("prefill_ns", prefill_ns)):
+        told = told.append_column(name, pa.array([value] * outcomes.num_rows, pa.int64()))
+    found = blocking(told, engine_times=True)
+    assert found.source == source
+    assert queue_ns is None or found.blocked_ns.min() >= queue_ns
+    assert prefill_ns is None or found.service_ns.max() <= prefill_ns
+    if queue_ns is prefill_ns is None:
+        assert np.array_equal(found.blocked_ns, blocking(outcomes).blocked_ns)
+
+
+def test_j01_urgent_requests_behind_full_slots_are_shown_as_inversion_by_those_who_run():
+    """Priority orders the queue; with every slot taken by low requests an urgent one waits for one of them to end."""
+    low = 8
+    arrival = np.concatenate([np.arange(low) * 1_000_000, 2_000_000_000 + np.arange(4) * 10_000_000])
+    quiet = 120_000_000_000 + np.arange(8) * 2_000_000_000
+    urgent = np.zeros(4 + 8, dtype=np.int64)
+    work = Workload(
+        arrival_ns=np.concatenate([arrival, quiet]),
+        input_tokens=np.concatenate([np.full(low, 200), np.full(4, 60), np.linspace(50, 4000, 8).astype(np.int64)]),
+        output_tokens=np.concatenate([np.full(low, 1500), np.full(4, 10), np.full(8, 20)]),
+        tenant=np.concatenate([np.ones(low, dtype=np.int64), urgent]),
+        tenants=("risk", "summary"),
+        priority=np.concatenate([np.ones(low, dtype=np.int64), urgent]),
+    )
+    outcomes, truth = run(work, "priority", slots=low)
+    found = blocking(outcomes)
+    waited = np.arange(low, low + 4)
+    assert (truth.blocked_ns[waited] > 5e9).all()  # the engine really kept them waiting
+    assert (found.inversion_ns[waited] >= 0.9 * found.blocked_ns[waited]).all()
+    assert found.blocked_ns[waited] == pytest.approx(truth.blocked_ns[waited], rel=0.1)
