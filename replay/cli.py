@@ -5,11 +5,13 @@ The first word is a subcommand when it is one's name; anything else is a trace (
 
 from __future__ import annotations
 
+import difflib
 import sys
+from pathlib import Path
 
 import click
 
-from traces.shell import LazyGroup, run
+from traces.shell import EXIT_USAGE, LazyGroup, run
 
 _SUBCOMMANDS = {
     "isolate": ("replay.isolate:isolate", "does priority isolate the urgent tenant? alone, untagged, tagged, capped"),
@@ -23,12 +25,23 @@ _SUBCOMMANDS = {
 }
 
 
+def mistyped(word: str) -> str | None:
+    """The subcommand that a first word was meant for; None for an option, a trace, and what is like nothing."""
+    if word.startswith("-") or word == "sample" or not word.isalpha() or Path(word).exists():
+        return None
+    return next(iter(difflib.get_close_matches(word.lower(), _SUBCOMMANDS, n=1, cutoff=0.75)), None)
+
+
 def main() -> None:
     """Run as a program."""
     words = sys.argv[1:]
     if words and words[0] in _SUBCOMMANDS:
         group = LazyGroup("replay", lazy=_SUBCOMMANDS)
         run(group, "replay")
+    meant = mistyped(words[0]) if words else None
+    if meant is not None:
+        click.echo(f"replay: no trace and no subcommand {words[0]}: did you mean `replay {meant}`?", err=True)
+        sys.exit(EXIT_USAGE)
     from replay.command import replay
 
     replay.epilog = "Subcommands: " + ", ".join(_SUBCOMMANDS) + " (replay NAME --help)."

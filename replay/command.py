@@ -18,6 +18,8 @@ from replay.target import Refused, allowed, parse_target
 from traces.shell import EXIT_INTERRUPTED, EXIT_UNJUDGED
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from replay.options import Offered
     from replay.preflight import Target
     from replay.session import Ran, Ready
@@ -51,6 +53,7 @@ def replay(
     """  # noqa: D301 - click's own mark: keep these lines
     check(offer, send, out)
     if dry_run:
+        check_files(send)
         _print_plan(make_offer(offer), offer, as_json=as_json)
         return 0
     folder = out or Path("runs") / time.strftime("%Y%m%d-%H%M%S")
@@ -93,6 +96,24 @@ def check(offer: OfferOptions, send: SendOptions, out: Path | None) -> None:
             raise click.BadParameter(str(error), param_hint="--target") from error
         except Refused as error:
             raise click.UsageError(str(error)) from error
+
+
+def check_files(send: SendOptions) -> None:
+    """That the files named for sending can be used; a run finds out when it asks the server, a dry run here.
+
+    Raises:
+        click.UsageError: with one clear line.
+    """
+    from replay import session, vocabulary
+
+    try:
+        session.tls(send)
+        if send.tokenizer:
+            vocabulary.from_tokenizer_file(Path(send.tokenizer))
+    except Refused as error:
+        raise click.UsageError(str(error)) from error
+    except ValueError as error:
+        raise click.UsageError(f"--tokenizer {error}") from error
 
 
 def run_once(
@@ -215,7 +236,7 @@ def _print_result(ran: Ran, *, as_json: bool) -> int:
     else:
         from tenants import failures, terminal
 
-        again = shlex.join(["replay", *sys.argv[1:]])
+        again = shlex.join(["replay", *without_values(sys.argv[1:])])
         terminal.print_result(
             ran.summary,
             terminal.stdout_console(),
@@ -224,6 +245,24 @@ def _print_result(ran: Ran, *, as_json: bool) -> int:
             again=again,
         )
     return summary.exit_code(ran.summary)
+
+
+def without_values(words: Sequence[str]) -> list[str]:
+    """The words of a command line with the values of headers left out: one may be a key."""
+    found: list[str] = []
+    for word in words:
+        option, equals, value = word.partition("=")
+        if found and found[-1] == "--header":
+            found.append(_name_of(word))
+        elif option == "--header" and equals:
+            found.append(f"--header={_name_of(value)}")
+        else:
+            found.append(word)
+    return found
+
+
+def _name_of(header: str) -> str:
+    return f"{header.partition(':')[0]}: ..."
 
 
 def draw(folder: Path) -> None:

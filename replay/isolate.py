@@ -16,6 +16,7 @@ import click
 import msgspec
 
 from replay import trials
+from replay.command import check_files
 from replay.options import OfferOptions, SendOptions, make_offer, offer_options, send_options
 from replay.trials import Setup, experiment_options
 from traces.shell import DURATION, EXIT_INTERRUPTED, parsed
@@ -93,6 +94,7 @@ def isolate(
     trials.announce(offered, setup)
     click.echo(f"{trials.minutes(offered, setup):,.0f} min and what the servers take to finish", err=True)
     if dry_run:
+        check_files(send)
         return 0
     folder = out or Path("runs") / time.strftime("isolate-%Y%m%d-%H%M%S")
     from replay.session import EngineOptions

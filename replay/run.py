@@ -18,7 +18,7 @@ import selectors
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -55,7 +55,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         reports: what the workers said at their end.
         lost: one sentence per worker that did not reach its end.
-        interrupted: ended by Ctrl-C or SIGTERM.
+        interrupted: ended by Ctrl-C, SIGTERM or SIGHUP.
         start_unix_ns: wall clock at the run's zero.
         wall_s: from zero to the last worker's end.
         rows: rows in the outcome file.
@@ -270,15 +270,36 @@ class _Watcher:
         self.lost.append(why)
 
 
+def _silence(descriptors: Sequence[int]) -> None:
+    """Send what is written there nowhere."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for descriptor in descriptors:
+        os.dup2(nowhere, descriptor)
+    os.close(nowhere)
+
+
 @contextmanager
 def _interrupts() -> Iterator[list[int]]:
-    """SIGINT and SIGTERM gather in a list instead of ending the process."""
+    """SIGINT, SIGTERM and SIGHUP gather in a list instead of ending the process.
+
+    A terminal that is closed hangs up, often twice (the kernel and the shell both say so): that is one interrupt. What
+    is written to it from then on would fail, so it goes nowhere. `nohup` is honoured.
+    """
     found: list[int] = []
+    terminals = [number for number in (1, 2) if os.isatty(number)]
 
     def note(number: int, _frame: FrameType | None) -> None:
-        found.append(number)
+        if number != signal.SIGHUP:
+            found.append(number)
+            return
+        if number not in found:
+            found.append(number)
+            _silence(terminals)
 
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+    before = {number: signal.signal(number, note) for number in numbers}
     try:
         yield found
     finally:

@@ -128,7 +128,7 @@ def prepare(offered: Offered, send: SendOptions, target: Target, *, seed: int = 
     """
     plan, notes = offered.plan, list(offered.plan.notes)
     headers = _headers(send)
-    ask = Ask(target, headers, tls=_tls(send))
+    ask = Ask(target, headers, tls=tls(send))
     found = preflight.look(ask)
     dialect, why = _dialect(send, found)
     models = preflight.model_for(send.model, plan, found)
@@ -303,8 +303,9 @@ def one(
 
 
 def write_document(folder: Path, document: dict[str, Any]) -> None:
-    """Write `run.json`, complete or not at all."""
+    """Write `run.json`, complete or not at all, for its owner alone as the outcomes are."""
     temporary = folder / ".run.json.tmp"
+    temporary.touch(0o600)
     temporary.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n")
     temporary.replace(folder / "run.json")
 
@@ -383,7 +384,8 @@ def _drop_after_ns(send: SendOptions) -> int | None:
     return send.max_lateness_ns or 10 * NS_PER_MS
 
 
-def _tls(send: SendOptions) -> Any:
+def tls(send: SendOptions) -> Any:
+    """The context for https that was asked for; None for the default. Raises Refused."""
     import ssl
 
     if send.insecure:

@@ -181,6 +181,7 @@ def _note(folder: Path, offered: Offered, setup: Setup, done: list[dict[str, Any
         "runs": done,
     }
     temporary = folder / ".experiment.json.tmp"
+    temporary.touch(0o600)
     temporary.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n")
     temporary.replace(folder / "experiment.json")
 

@@ -217,7 +217,8 @@ def _say(line: str) -> None:
 
 def main() -> None:
     """Run as the child of `replay.run`."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGHUP):  # a terminal tells all its processes; the parent decides
+        signal.signal(number, signal.SIG_IGN)
     without_pandas()
     import uvloop
 

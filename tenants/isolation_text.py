@@ -147,7 +147,7 @@ def _stalled(held: BlockingOfArm, victim: str, culprit: str) -> str:
 def notes(found: Judged) -> list[str]:
     """How the intervals were made, and what to hold against the numbers."""
     isolation = found.isolation
-    trials = f"{isolation.trials} trials"
+    trials = f"{isolation.trials} trial{'' if isolation.trials == 1 else 's'}"
     if isolation.same_plan:
         how = (
             f"{trials}, all of one plan: intervals from how they differ and, for what other arrivals would have done, "

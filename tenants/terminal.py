@@ -109,8 +109,13 @@ def comparison_columns(runs: Sequence[tuple[str, Summary]]) -> list[Column]:
         *_times(parts),
         Column("tok/s", [figures.digits(part.output_tokens_per_s) for part in parts], 1),
         Column("failed", [f"{sum(part.failed.values()) + part.unsent:,}" for part in parts], 6),
-        Column("verdict", [WORDS[summary.verdict] for *_, summary in lines], 2, right=False),
+        Column("verdict", [WORDS[_verdict_of(part, summary)] for *_, part, summary in lines], 2, right=False),
     ]
+
+
+def _verdict_of(part: TenantSummary, summary: Summary) -> str:
+    """A tenant's own verdict: of its rules, of everybody's where it has none; the run's where that says nothing."""
+    return sla.worst(result.verdict for result in part.sla or summary.sla) if summary.valid else summary.verdict
 
 
 def rule_columns(summary: Summary) -> list[Column]:

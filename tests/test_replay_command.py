@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from replay.cli import mistyped
+from replay.command import without_values
 from replay.engine import child
 from replay.rows import read_part
 from tests.faulty_server import Do, faulty, good
@@ -112,6 +114,14 @@ WRONG = {
         "--ca-file no.pem: No such",
     ),
     "authorities that are none": (["{trace}", "--target", "{engine}", "--ca-file", "{csv}"], "no certificate in it"),
+    "a dry run with bad authorities": (
+        ["{trace}", "--ca-file", "{csv}", "--dry-run"],
+        "no certificate in it",
+    ),
+    "a dry run without its tokenizer": (
+        ["{trace}", "--tokenizer", "no.json", "--dry-run"],
+        "no.json: no such",
+    ),
     "nothing but warm-up": (["{trace}", "--warmup", "1h"], "--warmup 3,600.0 s leaves nothing to measure"),
     "a policy that the embedded engine lacks": (["{trace}", "--policy", "lottery"], "did not start: Invalid value"),
     "a mistyped option": (["{trace}", "--spede", "2x"], "--speed"),
@@ -133,6 +143,42 @@ def test_a_mistake_of_the_program_itself_has_no_traceback(tmp_path):
         out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (2, "")
     assert err == "replay: nowhere.parquet: no such file, or a folder without *.parquet files\n"
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("isolat", "isolate"),
+        ("Probe", "probe"),
+        ("simulat", "simulate"),
+        ("sample", None),
+        ("conv.parquet", None),
+        ("--spede", None),
+        ("./isolat", None),
+        ("conversations", None),
+    ],
+)
+def test_a_mistyped_subcommand_is_told_from_a_trace(word, meant):
+    assert mistyped(word) == meant
+
+
+def test_a_mistyped_subcommand_is_one_line_that_names_it(tmp_path):
+    with program("isolat", cwd=tmp_path) as process:
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (2, "")
+    assert err == "replay: no trace and no subcommand isolat: did you mean `replay isolate`?\n"
+
+
+def test_a_file_of_that_name_is_a_trace(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "isolat").touch()
+    assert mistyped("isolat") is None
+
+
+def test_the_line_that_repeats_a_run_has_no_value_of_a_header():
+    words = ["t.parquet", "--header", "x-key: s3cret", "--header=authorization: Bearer s3cret", "--seed", "7"]
+    said = without_values(words)
+    assert said == ["t.parquet", "--header", "x-key: ...", "--header=authorization: ...", "--seed", "7"]
 
 
 def test_help_is_one_screenful_of_words_and_quick():
@@ -245,7 +291,7 @@ def wait_for_rows(folder):
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupt_saves_what_there_is_and_exits_130(tmp_path, number):
     path = write_trace(tmp_path / "t.parquet", range(0, 20_000, 50))
     with (
@@ -254,6 +300,9 @@ def test_an_interrupt_saves_what_there_is_and_exits_130(tmp_path, number):
     ):
         server.wait_for(lambda it: len(it.requests) > 20, 30)
         process.send_signal(number)
+        if number == signal.SIGHUP:  # a closed terminal hangs up twice: that is no second interrupt
+            time.sleep(0.05)
+            process.send_signal(number)
         out, err = process.communicate(timeout=30)
     assert process.returncode == 130, err
     document = json.loads((tmp_path / "run" / "run.json").read_text())["summary"]
@@ -265,6 +314,8 @@ def test_an_interrupt_saves_what_there_is_and_exits_130(tmp_path, number):
     lines = out.strip().splitlines()
     assert lines[0] == lines[-1]
     assert "interrupted" in lines[0]
+    for name in ("run.json", "report.html", "outcomes.parquet"):
+        assert (tmp_path / "run" / name).stat().st_mode & 0o777 == 0o600, name
 
 
 def test_a_second_interrupt_leaves_at_once_with_the_rows_that_had_come_back(tmp_path):

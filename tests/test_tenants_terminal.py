@@ -161,6 +161,13 @@ def test_arms_of_different_plans_are_said_to_be():
     assert "the plans differ" in terminal.comparison_sentence([("a", summary_of()), ("b", other)])
 
 
+def test_each_row_of_a_comparison_has_its_tenants_own_verdict():
+    found = summary_of(failed=60)
+    column = next(c for c in terminal.comparison_columns([("a", found)]) if c.heading == "verdict")
+    assert [result.verdict for result in found.tenants["summary"].sla] == [sla.FAIL]
+    assert dict(zip(found.tenants, column.cells, strict=True)) == {"risk": "PASS", "summary": "FAIL"}
+
+
 @pytest.mark.parametrize(
     ("value", "text"),
     [

@@ -44,6 +44,7 @@ def write(runs: Sequence[Run], path: str | os.PathLike[str]) -> None:
     target = Path(path)
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
+        temporary.touch(0o600)  # names of tenants and requests: for the owner alone, as the outcomes are
         temporary.write_text(render(runs), "utf-8")
         temporary.replace(target)
     finally:
