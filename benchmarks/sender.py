@@ -383,9 +383,9 @@ def main() -> None:
         put(asked.write, text)
 
 
-def put(path: Path, text: str) -> None:
+def put(path: Path, text: str, mark: str = "sender") -> None:
     """Replace what stands between the marks."""
-    begin, end = "<!-- sender: begin -->", "<!-- sender: end -->"
+    begin, end = f"<!-- {mark}: begin -->", f"<!-- {mark}: end -->"
     before, _, rest = path.read_text().partition(begin)
     path.write_text(f"{before}{begin}\n{text}\n{end}{rest.partition(end)[2]}")
 
