@@ -344,6 +344,15 @@ def test_a_closed_loop_counts_from_sent_and_has_no_lateness():
     assert summary.window_s == pytest.approx(2.21)
 
 
+def test_b20_a_short_run_says_that_it_is_too_short_and_leaves_nothing_out_unasked():
+    cold = {"first_token_ns": 6_000}
+    short = summarise([cold] * 2 + [{}] * 10, "risk: ttft_p95 < 20s")
+    ttft = short.tenants["risk"].ttft_ms
+    assert (short.warmup, short.planned, ttft.n) == (0, 12, 12)  # the cold requests are in
+    assert (ttft.p50, ttft.p95, ttft.p99) == (100, None, None)  # no percentile that 12 rows cannot give
+    assert (short.verdict, short.tenants["risk"].sla[0].samples_to_settle) == ("inconclusive", 59)
+
+
 def test_rows_of_the_warm_up_are_left_out_and_counted():
     rows = [{"warmup": True, "first_token_ns": 9000, "end_ns": 9100}] * 4 + [{"warmup": False}] * 2
     summary = summarise(rows)

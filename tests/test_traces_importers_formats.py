@@ -575,3 +575,12 @@ def test_ids_are_remembered_over_batches(parts):
                 expected.append(index)
             before |= {name} - {None}
         assert seen.repeated(part) == expected
+
+
+def test_e03_a_row_whose_blocks_do_not_fit_its_length_is_an_error_or_skipped_and_counted(tmp_path):
+    path = tmp_path / "mooncake.jsonl"
+    path.write_text(lines(MOONCAKE, changed(MOONCAKE, input_length=20, hash_ids=[1, 2])))
+    with pytest.raises(BadRow, match="row 2, column hash_ids: 2 blocks for 20 tokens"):
+        import_file("mooncake", path, tmp_path / "out.parquet", Options())
+    intake = import_file("mooncake", path, tmp_path / "out.parquet", Options(bad_rows="skip"))
+    assert (intake.rows, intake.bad) == (1, 1)

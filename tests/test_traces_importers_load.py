@@ -32,11 +32,14 @@ def test_rows_in_order_are_written_as_they_come(tmp_path):
     assert parquet.read(tmp_path / "out.parquet").num_rows == 3
 
 
-def test_rows_out_of_order_are_sorted_and_their_steps_counted(tmp_path):
+def test_b13_rows_out_of_order_are_sorted_and_their_steps_counted_and_span_what_they_span(tmp_path):
     path = azure(tmp_path, [at(second, context) for context, second in enumerate([0, 5, 1, 6, 2])])
     intake = load.import_file("azure", path, tmp_path / "out.parquet", Options())
     assert intake.out_of_order == 2
-    assert pq.read_table(tmp_path / "out.parquet")["input_tokens"].to_pylist() == [0, 2, 4, 1, 3]
+    found = pq.read_table(tmp_path / "out.parquet")
+    assert found["input_tokens"].to_pylist() == [0, 2, 4, 1, 3]
+    times = found["arrival_ns"].to_pylist()
+    assert times[-1] - times[0] == 6_000_000_000
     assert list(tmp_path.glob(".*")) == []
 
 

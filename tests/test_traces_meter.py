@@ -127,6 +127,14 @@ def test_a19_hidden_reasoning_is_kept_apart_from_what_was_streamed():
     assert row.first_visible_ns == row.first_token_ns, "no reasoning was streamed"
 
 
+def test_e06_a_hundred_blanks_are_as_many_tokens_as_usage_says_and_tpot_divides_by_them():
+    pieces = sse(*[delta(" " * 10)] * 10, delta(finish="length"), usage(100))
+    row = measure(pieces, times_ms=[10 + 99 * i / 9 for i in range(10)] + [110, 110, 110], max_tokens=100)
+    assert (row.output_tokens, row.tokens_source) == (100, "usage")
+    assert (ms(row.first_token_ns), ms(row.last_token_ns)) == (10, 109)  # 99 ms for 99 tokens: 1 ms each
+    assert len(row.chunk_ns) == 10
+
+
 def test_a21_cumulative_usage_is_not_added_up():
     row = measure(sse(*(delta("x", usage={"prompt_tokens": 3, "completion_tokens": i}) for i in range(1, 100)),
                       delta(finish="stop")))  # fmt: skip
