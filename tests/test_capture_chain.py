@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -232,6 +233,25 @@ def test_g04_http_2_from_the_client_is_one_row_like_any_other(recorder):
     row = recorder.rows(before + 1)[-1]
     assert body.endswith(DONE)
     assert (row["outcome"], row["tenant"], len(row["chunk_ns"]), row["input_tokens"]) == ("ok", "risk", 5, 10)
+
+
+def test_g04_large_bodies_streamed_by_mitmproxy_itself_change_no_row(server, tmp_path):
+    with recording(server.url, tmp_path / "out", "--set", "stream_large_bodies=1") as recorder:
+        recorder.ask(ASK, {"x-script": "good"})
+        recorder.rows(1)
+        over_http2(recorder.port, ASK, {"x-script": "good"})
+        rows = recorder.rows(2)
+    assert [(row["outcome"], len(row["chunk_ns"]), row["output_tokens"]) for row in rows] == [("ok", 5, 5)] * 2
+
+
+def test_g13_as_many_rows_as_the_server_saw_requests(recorder, server):
+    before, seen = len(recorder.rows()), len(server.requests)
+    with ThreadPoolExecutor(6) as pool:
+        answers = list(pool.map(lambda _: recorder.ask(ASK, {"x-script": "good"}), range(24)))
+    assert all(b"[DONE]" in answer for answer in answers)
+    rows = recorder.rows(before + 24)[before:]
+    assert len(rows) == len(server.requests) - seen == 24
+    assert {(row["model"], row["request_bytes"]) for row in rows} == {("tiny", len(ASK))}
 
 
 def over_http2(port, body, headers):

@@ -95,6 +95,24 @@ def test_events_finish_reason_and_usage_are_as_the_collector_read_them(name, dat
     assert tally.unreadable == expected.get("non_json_events", 0)
 
 
+@pytest.mark.parametrize("name", EXPECTATION_SHORT)
+def test_an_expectation_that_is_short_leaves_out_what_the_stream_holds(name, data):
+    """So the exceptions above stay exceptions: the note has no usage, and the bytes have the counts we read."""
+    expected = json.loads(data("traces", "EXPECTED.json").read_text())["sse"][name]
+    why, _, given, made = EXPECTATION_SHORT[name]
+    assert not expected["usage_reported"], "the note is complete now: take it out of EXPECTATION_SHORT"
+    body, _ = stored(name)
+    place = "x_groq" if "x_groq" in why else "results"
+    held = [json.loads(line[5:]) for line in body.splitlines() if line.startswith(b"data:") and place.encode() in line]
+    if place == "x_groq":
+        counts = [chunk["x_groq"]["usage"] for chunk in held if "usage" in (chunk.get("x_groq") or {})][-1]
+        assert (counts["prompt_tokens"], counts["completion_tokens"]) == (given, made)
+    else:
+        results = [result for chunk in held for result in chunk["results"]]
+        assert max(result["input_token_count"] for result in results) == given
+        assert max(result["generated_token_count"] for result in results) == made
+
+
 # Read by hand in the files: outcome, finish reason, input and output tokens, reasoning tokens, token chunks, and the
 # events of the first token, the first visible one, and the last one.
 BY_HAND = {
