@@ -344,6 +344,13 @@ def test_a_closed_loop_counts_from_sent_and_has_no_lateness():
     assert summary.window_s == pytest.approx(2.21)
 
 
+def test_several_answers_are_warned_of_only_where_priorities_were_sent():
+    def warned(priority):
+        return any("n > 1 with priority" in text for text in summarise([{"n": 2, "priority": priority}] * 3).warnings)
+
+    assert (warned(1), warned(0), warned(None)) == (True, True, False)
+
+
 def test_b20_a_short_run_says_that_it_is_too_short_and_leaves_nothing_out_unasked():
     cold = {"first_token_ns": 6_000}
     short = summarise([cold] * 2 + [{}] * 10, "risk: ttft_p95 < 20s")
