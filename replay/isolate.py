@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,14 +18,15 @@ import msgspec
 from replay import trials
 from replay.command import check_files
 from replay.options import OfferOptions, SendOptions, make_offer, offer_options, send_options
+from replay.target import parse_target
 from replay.trials import Setup, experiment_options
-from traces.shell import DURATION, EXIT_INTERRUPTED, parsed
+from traces.shell import DURATION, EXIT_INTERRUPTED, EXIT_UNJUDGED, parsed
 from traces.units import NS_PER_S
 
 if TYPE_CHECKING:
     from replay.arms import Part
     from replay.options import Offered
-    from replay.preflight import Target
+    from replay.preflight import Ask, Target
     from replay.session import EngineOptions
 
 START_S = 600.0  # a server that loads a large model takes minutes
@@ -51,7 +52,7 @@ def parse_server(text: str) -> tuple[str, str]:
     "servers",
     multiple=True,
     type=parsed("arm=command", parse_server),
-    help="Start this server for an arm, and end it afterwards: 'fcfs=vllm serve ...'.",
+    help="Start this server for an arm, and end it afterwards: 'fcfs=vllm serve ... --port 8001'.",
 )
 @click.option("--pool-target", metavar="URL", help="Arm `pooled`: where the less urgent tenants go.")
 @click.option("--policy", default="priority", show_default=True, help="Embedded engine: its scheduling policy.")
@@ -83,6 +84,7 @@ def isolate(
     """
     from replay import preflight
     from replay.run import Interrupted
+    from tenants import judge
 
     dry_run = rest.pop("dry_run")
     if out is not None and out.exists():
@@ -102,12 +104,14 @@ def isolate(
     try:
         interrupted = run(offer, send, setup, EngineOptions(**engine), folder)
     except preflight.Refused as error:
-        raise click.UsageError(str(error)) from error
+        if not (folder / "experiment.json").exists():
+            raise click.UsageError(str(error)) from error
+        click.echo(f"replay isolate: {error}; ended here, what had run stands in {folder}", err=True)
+        judge.judge_experiment(folder, as_json=as_json)
+        return EXIT_UNJUDGED
     except Interrupted:
         click.echo(f"interrupted twice: left at once, what there is stands in {folder}", err=True)
         return EXIT_INTERRUPTED
-    from tenants import judge
-
     code = judge.judge_experiment(folder, as_json=as_json)
     return EXIT_INTERRUPTED if interrupted else code
 
@@ -118,9 +122,60 @@ def _setup(offered: Offered, send: SendOptions, *, servers: tuple[tuple[str, str
     chosen, alone = trials.chosen_arms(offered, rest.pop("arms"), rest.pop("alone"), own, pool=pool is not None)
     if "pooled" in chosen and pool is None:
         raise click.UsageError("arm pooled needs --pool-target URL")
-    if own and send.target is None:
-        raise click.UsageError("--arm-server needs --target: the URL where its servers listen")
+    _check_pool(pool, send)
+    _check_servers(chosen, own, send)
     return Setup(arms=chosen, alone=alone, own=own, **rest)
+
+
+def _check_pool(pool: str | None, send: SendOptions) -> None:
+    from replay.target import Refused, allowed
+
+    if pool is None:
+        return
+    try:
+        allowed(parse_target(pool), send.allow_host)
+    except (ValueError, Refused) as error:
+        raise click.BadParameter(
+            str(error).replace("--target", "--pool-target", 1), param_hint="--pool-target"
+        ) from None
+
+
+def _check_servers(arms: Collection[str], own: Mapping[str, str], send: SendOptions) -> None:
+    """Refuse an arm's server that could not be told from another: it needs an address of its own."""
+    for arm, command in own.items():
+        try:
+            shlex.split(command)
+        except ValueError as error:
+            raise click.BadParameter(f"{arm}: {error}", param_hint="--arm-server") from None
+    if any(port_of(command) is None for command in own.values()) and send.target is None:
+        raise click.UsageError("--arm-server needs --target, the URL where it listens, or --port in its command")
+    if send.target is None:
+        return
+    there = parse_target(send.target).port
+    bare = [arm for arm in arms if arm not in own]
+    clash = [arm for arm, command in own.items() if arm in arms and port_of(command) in {None, there}]
+    if bare and clash:
+        raise click.UsageError(
+            f"--arm-server {clash[0]} would listen where the server of {', '.join(bare)} does, port {there}: give its "
+            "command another --port, or every arm a command"
+        )
+
+
+def port_of(command: str) -> int | None:
+    """The port that a server's command names by `--port`; None where it names none."""
+    words = shlex.split(command)
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        option, equals, value = word.partition("=")
+        found = value if equals else following
+        if option == "--port" and found.isdecimal():
+            return int(found)
+    return None
+
+
+def target_of(command: str, send: SendOptions) -> Target:
+    """Where an arm's server listens: at --target, on the port that its command names."""
+    target = parse_target(send.target or "http://127.0.0.1:8000")
+    return target._replace(port=port_of(command) or target.port)
 
 
 class Bench(NamedTuple):
@@ -157,8 +212,9 @@ def _one(bench: Bench, offered: Offered, asked: OfferOptions, part: Part, folder
         target = bench.target
         if target is None:
             if part.arm in bench.setup.own:
-                stack.enter_context(_started(bench.setup.own[part.arm], bench.send))
-            target = stack.enter_context(session.server(bench.send, bench.engine))
+                target = stack.enter_context(_started(bench.setup.own[part.arm], bench.send))
+            else:
+                target = stack.enter_context(session.server(bench.send, bench.engine))
         view = stack.enter_context(LiveView(f"{part.folder} -> {target.host}:{target.port}", rules))
         if part.arm == arms.POOLED:
             here = msgspec.structs.replace(bench.send, target=target.origin + target.base_path)
@@ -170,31 +226,40 @@ def _one(bench: Bench, offered: Offered, asked: OfferOptions, part: Part, folder
 
 
 @contextlib.contextmanager
-def _started(command: str, send: SendOptions) -> Iterator[None]:
-    """A server for one run, in a process group of its own, ended with all its children."""
+def _started(command: str, send: SendOptions) -> Iterator[Target]:
+    """A server for one run, in a process group of its own, ended with all its children.
+
+    Raises:
+        replay.preflight.Refused: something else listens there already, or it did not come up.
+    """
     import os
     import signal
     import subprocess
 
-    from replay import preflight
+    from replay import preflight, session
 
-    target = preflight.parse_target(str(send.target))
-    process = subprocess.Popen(  # noqa: S603 - the user's own command
-        shlex.split(command), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-    )
+    target = target_of(command, send)
+    preflight.allowed(target, send.allow_host)
+    if _listens(target):  # it would be measured in place of the arm's own
+        raise preflight.Refused(f"--arm-server: something listens at {target.origin} already: end it first")
+    try:
+        process = subprocess.Popen(  # noqa: S603 - the user's own command
+            shlex.split(command), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        )
+    except OSError as error:
+        raise preflight.Refused(f"--arm-server: cannot start {shlex.split(command)[0]} ({error.strerror})") from error
     try:
         end = time.monotonic() + START_S
         while True:
             if process.poll() is not None:
                 how = f"ended with exit code {process.returncode} before it listened"
                 raise preflight.Refused(f"--arm-server: {command.split(maxsplit=1)[0]} {how}")
-            with contextlib.suppress(preflight.Refused):
-                preflight.look(preflight.Ask(target))
+            if _answers(preflight.Ask(target, tls=session.tls(send))):
                 break
             if time.monotonic() > end:
                 raise preflight.Refused(f"--arm-server: nothing listens at {target.origin} after {START_S:.0f} s")
             time.sleep(0.2)
-        yield
+        yield target
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGTERM)
@@ -203,3 +268,21 @@ def _started(command: str, send: SendOptions) -> Iterator[None]:
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+
+
+def _listens(target: Target) -> bool:
+    import socket
+
+    with contextlib.suppress(OSError), socket.create_connection((target.host, target.port), 1.0):
+        return True
+    return False
+
+
+def _answers(ask: Ask) -> bool:
+    """Whether a server answers at all: one that asks for a key does, one that still loads (503) does not."""
+    import http.client
+
+    with contextlib.suppress(OSError, http.client.HTTPException):
+        status, _ = ask.get("/v1/models")
+        return status != http.client.SERVICE_UNAVAILABLE
+    return False

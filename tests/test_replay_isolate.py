@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import json
+import shlex
+import socket
+import subprocess
+import sys
+import time
 
 import click
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from replay import arms
+from replay import arms, trials
+from replay import isolate as isolation
 from replay.arms import Part
+from replay.engine import child
 from replay.isolate import isolate, parse_server
-from replay.options import OfferOptions, make_offer
+from replay.options import OfferOptions, SendOptions, make_offer
 from replay.plan import NONE
-from replay.trials import parse_bound
+from replay.trials import Setup, parse_bound
 from traces import parquet
 from traces.record import Metadata, table
 
@@ -93,6 +100,11 @@ def test_a_pool_has_every_row_once(offered):
         (["--arm", "fast"], "neither one of"),
         (["--alone", "rsk"], "no tenant rsk"),
         (["--arm-server", "fcfs=vllm serve"], "needs --target"),
+        (["--arm-server", "fcfs=serve --port 8000", "--target", "127.0.0.1:8000"], "would listen where the server of"),
+        (["--arm-server", "fcfs=serve", "--target", "127.0.0.1:8000"], "would listen where the server of"),
+        (["--arm-server", "fcfs='serve --port 1"], "No closing quotation"),
+        (["--pool-target", "ftp://x"], "not an http or https URL"),
+        (["--pool-target", "http://192.0.2.1"], "--allow-host 192.0.2.1"),
     ],
 )
 def test_what_makes_no_sense_is_refused_in_one_line(trace, words, said):
@@ -126,3 +138,109 @@ def test_an_experiment_on_the_embedded_engine_is_run_and_judged(trace, tmp_path)
     document = json.loads((out / "experiment.json").read_text())
     assert [run["trial"] for run in document["runs"]] == [1, 1, 1, 2, 2, 2]
     assert parquet.read(out / "trial-1" / "untagged" / "outcomes.parquet").column("priority").null_count == 24
+
+
+def free_port():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return taken.getsockname()[1]
+
+
+def serve(port, policy):
+    return shlex.join([sys.executable, "-m", "replay", "serve", "--port", str(port), "--policy", policy])
+
+
+BRISK = ("--cool", "10ms", "--no-probe", "--no-self-check", "--max-lateness", "60s")
+
+
+def test_a_pool_and_an_arm_with_a_server_of_its_own_are_run_and_judged(trace, tmp_path):
+    out, port = tmp_path / "out", free_port()
+    arms_ = ("--arm", "tagged", "--arm", "pooled", "--arm", "fcfs", "--trials", "1", "--out", str(out))
+    with child.running("--policy", "priority") as second:
+        own = ("--arm-server", f"fcfs={serve(port, 'fcfs')}", "--pool-target", second)
+        result = invoke(trace, *arms_, *own, *BRISK, "--json")
+    assert result.return_value == 3, result.stderr  # a single trial tells nothing
+    found = json.loads(result.stdout)
+    arms_of_risk = found["tenants"]["risk"]["arms"]
+    assert {name: (arm["ok"], arm["failed"]) for name, arm in arms_of_risk.items()} == {
+        "tagged": (18, 0), "pooled": (18, 0), "fcfs": (18, 0),
+    }  # fmt: skip
+    targets = {name: json.loads((out / "trial-1" / name / "run.json").read_text())["target"]
+               for name in ("tagged", "fcfs", "pooled/first", "pooled/second")}  # fmt: skip
+    assert targets["fcfs"] == f"http://127.0.0.1:{port}"
+    assert targets["pooled/second"] == second
+    assert len({*targets.values()}) == 4
+    halves = [parquet.read(out / "trial-1" / "pooled" / half / "outcomes.parquet") for half in ("first", "second")]
+    assert [set(half.column("tenant").to_pylist()) for half in halves] == [{"risk"}, {"summary"}]
+    with pytest.raises(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port)):
+        pass  # its server ended with the arm
+
+
+def test_an_arms_server_is_refused_where_something_else_listens(trace, tmp_path):
+    with child.running("--policy", "priority") as there:
+        port = there.rpartition(":")[2]
+        own = ("--arm", "fcfs", "--arm-server", f"fcfs={serve(port, 'fcfs')}", "--out", str(tmp_path / "out"))
+        result = invoke(trace, *own, *BRISK)
+    assert isinstance(result.exception, click.UsageError)
+    assert "something listens at" in result.exception.format_message()
+
+
+def test_a_server_that_does_not_come_up_is_refused_with_its_exit_code(trace, tmp_path):
+    own = ("--arm", "x", "--arm-server", f"x={sys.executable} -c 'exit(5)' --port {free_port()}")
+    result = invoke(trace, *own, *BRISK, "--out", str(tmp_path / "out"))
+    assert "ended with exit code 5 before it listened" in result.exception.format_message()
+
+
+def test_a_server_killed_between_arms_ends_the_experiment_and_what_had_run_is_judged(trace, tmp_path, monkeypatch):
+    out, port, runs = tmp_path / "out", free_port(), []
+    server = subprocess.Popen(
+        shlex.split(serve(port, "priority")), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    make = isolation._one
+
+    def then_kill(*run):
+        made = make(*run)
+        runs.append(made)
+        server.kill()
+        server.wait()
+        return made
+
+    monkeypatch.setattr(isolation, "_one", then_kill)
+    try:
+        end = time.monotonic() + 60
+        while not isolation._listens(isolation.target_of(f"--port {port}", SendOptions())) and time.monotonic() < end:
+            time.sleep(0.1)
+        words = ("--arm", "untagged", "--arm", "tagged", "--trials", "1", "--target", f"http://127.0.0.1:{port}")
+        result = invoke(trace, *words, *BRISK, "--out", str(out), "--json")
+    finally:
+        server.kill()
+        server.wait()
+    assert (result.exception, result.return_value, len(runs)) == (None, 3, 1)
+    assert "does not answer" in result.stderr
+    assert f"what had run stands in {out}" in result.stderr
+    assert json.loads(result.stdout)["verdict"] == "INCONCLUSIVE"
+    assert [run["arm"] for run in json.loads((out / "experiment.json").read_text())["runs"]] == ["untagged"]
+
+
+@pytest.mark.parametrize(
+    ("command_", "port"),
+    [
+        ("vllm serve m --port 8001", 8001),
+        ("vllm serve m --port=8002 -v", 8002),
+        ("vllm serve m", None),
+        ("x --port", None),
+    ],
+)
+def test_the_port_of_a_server_is_read_from_its_command(command_, port):
+    assert isolation.port_of(command_) == port
+    assert isolation.target_of(command_, SendOptions(target="http://localhost:9000/base")).port == (port or 9000)
+
+
+def test_an_experiment_whose_verdicts_are_clear_stops_early(trace, tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(trials, "_is_clear", lambda folder: asked.append(folder) or len(asked) == 2)
+    offer = OfferOptions(trace=trace, turns="timed")
+    setup = Setup(arms=("untagged", "tagged"), alone=(), trials=9, stop_early=True)
+    made = []
+    assert not trials.play(offer, setup, tmp_path / "out", lambda _o, _a, part, _f: bool(made.append(part)))
+    assert (len(made), len(asked)) == (6, 2)  # never after one trial
