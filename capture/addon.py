@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import re
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -222,7 +224,10 @@ class Capture:
     def error(self, flow: http.HTTPFlow) -> None:
         """It ended before it was complete: the client left, the server broke off, or could not be reached."""
         if flow.id in self._open:
-            self._finish(flow.id, _end_of(flow, self._readers.get(flow.server_conn)))
+            end = _end_of(flow, self._readers.get(flow.server_conn))
+            if end == "connect_error" and flow.error:
+                self._open[flow.id].error = no_connection(flow.error.msg)
+            self._finish(flow.id, end)
 
     def _finish(self, flow_id: str, end: End) -> None:
         exchange = self._open.pop(flow_id)
@@ -288,6 +293,18 @@ def _end_of(flow: http.HTTPFlow, reader: object) -> End:
     # mitmproxy takes a reset for an end like any other; the reader of the connection knows better
     gone = reader.exception() if isinstance(reader, asyncio.StreamReader) else None
     return "reset" if "reset" in message or isinstance(gone, ConnectionResetError | BrokenPipeError) else "closed"
+
+
+def no_connection(message: str) -> str:
+    """Class and code of a connection that could not be made, in the words of `replay`; never the message itself."""
+    message = message.lower()
+    if "certificate verify failed" in message:
+        return "tls CERTIFICATE_VERIFY_FAILED"
+    if "tls" in message or "ssl" in message:
+        return "tls handshake"
+    found = re.search(r"\[errno (-?\d+)\]", message)
+    number = int(found[1]) if found else 0
+    return f"connect {errno.errorcode.get(number, number)}" if number else "connect"
 
 
 @contextlib.contextmanager

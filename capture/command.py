@@ -108,6 +108,8 @@ def capture(context: click.Context, /, **given: Any) -> None:
     if bool(given["mode_upstream"]) == bool(given["mode"]):
         raise click.UsageError("name the server to record: --upstream http://vllm:8000 (or a --mode of mitmproxy)")
     settings = _settings(given)
+    if given["mode"]:
+        _check_mode(given["mode"])
     from capture import workers
     from capture.recorder import prepared
 
@@ -140,8 +142,8 @@ def _settings(given: dict[str, Any]) -> Settings:
         rules.TenantRules(given["tenant"], (), rules.salted(b""))
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="'--tenant'") from None
-    if given["tokenizer"] and not Path(given["tokenizer"]).is_file():
-        raise click.BadParameter(f"{given['tokenizer']}: no such file", param_hint="'--tokenizer'")
+    if given["tokenizer"]:
+        _check_tokenizer(given["tokenizer"])
     if given["tenants"]:
         from tenants.tenant import load
 
@@ -153,6 +155,32 @@ def _settings(given: dict[str, Any]) -> Settings:
         part_s=given["part_every"] / 1e9,
         max_age_s=(given["max_age"] or 0) / 1e9,
     )
+
+
+def _check_mode(mode: str) -> None:
+    """Raises click.BadParameter."""
+    from mitmproxy.proxy import mode_specs
+
+    try:
+        mode_specs.ProxyMode.parse(mode)
+    except ValueError as error:
+        raise click.BadParameter(
+            f"{mode}: {error}; such as regular or upstream:http://proxy:3128", param_hint="'--mode'"
+        ) from None
+
+
+def _check_tokenizer(path: str) -> None:
+    """Raises click.BadParameter."""
+    if not Path(path).is_file():
+        raise click.BadParameter(f"{path}: no such file", param_hint="'--tokenizer'")
+    from tokenizers import Tokenizer
+
+    try:
+        Tokenizer.from_file(path)
+    except Exception:  # noqa: BLE001 - it raises nothing narrower
+        raise click.BadParameter(
+            f"{path}: not a tokenizer file; a model's own is called tokenizer.json", param_hint="'--tokenizer'"
+        ) from None
 
 
 @capture.command()

@@ -76,6 +76,7 @@ class Exchange(msgspec.Struct):
     meter: Meter
     answer: Answer | None = None  # its bytes, where a tokenizer may have to count them
     end: End = "cut"
+    error: str | None = None  # class and code of a connection that could not be made
     end_ns: int = 0  # on the meter's clock
 
 
@@ -138,6 +139,8 @@ class Rows:
             "request_bytes": exchange.request_bytes,
             **msgspec.structs.asdict(measured),
         }
+        if exchange.error and measured.outcome == "connect_error":
+            row["error"] = exchange.error
         if hashes:
             row["block_size"], row["block_hashes"] = self._settings.block_size, hashes
         if row["input_tokens"] is None and counted is not None:

@@ -167,9 +167,11 @@ async def _run(mode: str, sets: tuple[str, ...], addon: Capture, listen: Listen,
     try:
         master.addons.add(*chain(), addon)
         # lazy: a stale connection to the server must not answer a new request; http3 would open UDP ports
-        master.options.update(mode=[mode], connection_strategy="lazy", http3=False, show_ignored_hosts=False)
+        master.options.update(connection_strategy="lazy", http3=False, show_ignored_hosts=False)
         try:
             master.options.set(*sets)
+            _check_choices(master.options, sets)
+            master.options.update(mode=[mode])
         except exceptions.OptionsError as error:
             raise ValueError(str(error)) from error
         _stop_on_signals(master, addon, servers)
@@ -178,6 +180,15 @@ async def _run(mode: str, sets: tuple[str, ...], addon: Capture, listen: Listen,
         await master.run()
     finally:
         logging.getLogger().removeHandler(handler)
+
+
+def _check_choices(given: options.Options, sets: tuple[str, ...]) -> None:
+    """Whether the values are among those that an option knows; mitmproxy itself looks at none. Raises ValueError."""
+    known = dict(given.items())
+    for name in (each.partition("=")[0] for each in sets):
+        choices = known[name].choices
+        if choices and getattr(given, name) not in choices:
+            raise ValueError(f"{name}={getattr(given, name)} is none of {', '.join(choices)}")
 
 
 def _when_up(loop: asyncio.AbstractEventLoop, servers: list[Any], ready: Callable[[], None]) -> None:

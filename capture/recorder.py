@@ -13,6 +13,7 @@ ends does not hold up the streams that still run.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import threading
@@ -238,6 +239,8 @@ def prepared(settings: Settings) -> Settings:
     """The settings with a salt, and the folder made. Raises OSError when the folder cannot be."""
     folder = settings.folder
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, "cannot be written to")
     path = folder / _SALT_FILE
     if settings.salt:
         return settings

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import errno
 import os
 import secrets
 import select
@@ -33,6 +34,11 @@ from capture.settings import Settings
 
 _PR_SET_PDEATHSIG = 1
 _ACCEPTED, _CLOSED = b"+", b"-"
+_ADVICE = {
+    errno.EADDRINUSE: "choose another port or stop what uses it",
+    errno.EACCES: "ports below 1024 are for root: choose another",
+}
+_REFUSED = 2  # exit code of a worker that cannot do what it was told
 START_AGAIN_S = 1.0
 STOP_S = 20.0
 
@@ -56,7 +62,8 @@ def run(plan: Plan, workers: int) -> Counts:
         listening = bound(*plan.address)
     except OSError as error:
         host, port = plan.address
-        raise CannotListen(f"{host}:{port}: {error.strerror}; choose another port or stop what uses it") from error
+        advice = _ADVICE.get(error.errno or 0, "give an address of this machine, such as 127.0.0.1:9000")
+        raise CannotListen(f"{host}:{port}: {error.strerror}; {advice}") from error
     if workers == 1:
         return _alone(plan, listening)
     return _Parent(plan, listening, workers).run()
@@ -313,6 +320,8 @@ class _Parent:
                 continue
             worker.channel.close()
             self._failures = 0 if worker.ready else self._failures + 1
+            if code == _REFUSED and not worker.ready and not self._said:
+                self._failures = 3  # what it was told is wrong: it would say the same again
             if self._failures >= 3:
                 self._stopping = True
                 return

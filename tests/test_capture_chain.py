@@ -341,7 +341,7 @@ def test_an_upstream_that_is_not_there_is_a_row(tmp_path):
         response = recorder.ask(ASK)
         row = recorder.rows(1)[0]
     assert b" 502 " in response.splitlines()[0]
-    assert (row["outcome"], row["error"], row["status"]) == ("connect_error", "connect", None)
+    assert (row["outcome"], row["error"], row["status"]) == ("connect_error", "connect ECONNREFUSED", None)
 
 
 BEFORE_A_HEAD = [
@@ -350,10 +350,10 @@ BEFORE_A_HEAD = [
     ("closes", "truncated", "closed"),
     ("half a head", "truncated", "closed"),
     ("half a head, reset", "truncated", "reset"),
-    ("refuses", "connect_error", "connect"),
-    ("has no address", "connect_error", "connect"),
-    ("speaks no TLS", "connect_error", "connect"),
-    ("has a certificate nobody knows", "connect_error", "connect"),
+    ("refuses", "connect_error", "connect ECONNREFUSED"),
+    ("has no address", "connect_error", "connect -"),
+    ("speaks no TLS", "connect_error", "tls handshake"),
+    ("has a certificate nobody knows", "connect_error", "tls CERTIFICATE_VERIFY_FAILED"),
 ]
 SCRIPTS |= {
     "resets": [0.05, Do.RESET],
@@ -404,7 +404,8 @@ def test_a_server_that_fails_before_any_head_is_a_row_that_says_how(regular, ser
         response = regular.ask(ASK, {"x-script": does}, f"{url}/v1/chat/completions")
         row = regular.rows(before + 1)[-1]
     assert b" 502 " in response.splitlines()[0]
-    assert (row["outcome"], row["error"], row["status"]) == (outcome, error, None)
+    assert (row["outcome"], row["status"]) == (outcome, None)
+    assert row["error"].startswith(error), "which number the resolver gives depends on the machine"
     assert row["headers_ns"] is row["first_token_ns"] is row["output_tokens"] is None
     assert row["end_ns"] > 0
 

@@ -28,13 +28,17 @@ GOOD = ["--upstream", "http://127.0.0.1:1", "--listen", "127.0.0.1:0"]
         (["--out", "x", *GOOD, "--tenant", "cookie"], "header:x-tenant"),
         (["--out", "x", *GOOD, "--dialect", "klingon"], "vllm"),
         (["--out", "x", *GOOD, "--tokenizer", "nowhere.json"], "no such file"),
+        (["--out", "x", *GOOD, "--tokenizer", "words.json"], "not a tokenizer file"),
         (["--out", "x", *GOOD, "--max-bytes", "much"], "20GB"),
+        (["--out", "x", *GOOD[2:], "--mode", "bogus"], "such as regular or upstream:http://proxy:3128"),
+        (["--out", "x", *GOOD[:2], "--listen", "nowhere.invalid:9000"], "such as 127.0.0.1:9000"),
         (["--out", "x", *GOOD, "--set", "SSL"], "name=value"),
         (["--out", "/dev/null/x", *GOOD], "--out"),
     ],
 )
 def test_wrong_words_are_one_line_with_a_right_example(arguments, said, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "words.json").write_text('{"model": "none"}')
     result = CliRunner().invoke(capture, arguments)
     assert result.exit_code == 2
     assert said in result.output
@@ -48,6 +52,31 @@ def test_an_address_in_use_is_said_before_anything_starts(tmp_path):
         result = CliRunner().invoke(capture, arguments)
     assert result.exit_code == 2
     assert "Address already in use; choose another port" in result.output
+
+
+def test_a_folder_that_cannot_be_written_to_is_said_before_anything_starts(tmp_path, monkeypatch):
+    monkeypatch.setattr("os.access", lambda path, _mode: path != tmp_path / "x")  # what a read-only disk answers
+    result = CliRunner().invoke(capture, ["--out", str(tmp_path / "x"), *GOOD])
+    assert result.exit_code == 2
+    assert "--out" in result.output
+    assert "cannot be written to" in result.output
+
+
+@pytest.mark.parametrize(
+    ("given", "workers", "said"),
+    [
+        ("nosuch=1", "1", "Unknown option(s): nosuch"),
+        ("connection_strategy=odd", "1", "connection_strategy=odd is none of eager, lazy"),
+        ("nosuch=1", "2", "Unknown option(s): nosuch"),
+    ],
+)
+def test_an_option_that_mitmproxy_does_not_take_is_said_once(given, workers, said, tmp_path):
+    told = ["--out", str(tmp_path / "x"), *GOOD, "--set", given, "--workers", workers]
+    command = [sys.executable, "-m", "capture", *told]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=90, check=False)
+    assert done.returncode == 2
+    assert done.stderr.count(said) == 1
+    assert "Traceback" not in done.stderr
 
 
 def test_words_for_sizes_addresses_and_servers():
