@@ -88,6 +88,7 @@ class Recorder:
         self._spool: spool.Spool | None = None
         self._part = 0
         self._part_began_s = time.monotonic()
+        self._unmade: list[Path] = []  # spools whose part could not be written
         self._trouble = ""
         self._said_s = time.monotonic()
         self._said_rows = 0
@@ -135,6 +136,9 @@ class Recorder:
             self._turn()
         self._turn()
         self._close_part()
+        self._make_up()
+        if self._unmade:
+            self._say(f"{len(self._unmade)} spools are left: make room, then traces recover {self.settings.out}")
         self.counts.over = True
         self._tell()
 
@@ -190,16 +194,27 @@ class Recorder:
             self._say(f"cannot write to {self.settings.out}: {what}; rows are dropped, traffic passes on")
 
     def _close_part(self) -> None:
+        self._make_up()
         if self._spool is None:
             return
         closing, self._spool = self._spool, None
         try:
             closing.finish()
         except OSError as error:
-            closing.let_go()  # `traces recover` or the next start makes the part
+            closing.let_go()
+            self._unmade.append(closing.path)
             self._trouble_with(error)
         with contextlib.suppress(OSError):
             self._forget_old()
+
+    def _make_up(self) -> None:
+        """Make the parts that could not be made when their time came, for want of room."""
+        while self._unmade:
+            try:
+                spool.recover(self._unmade[0])
+            except OSError:
+                return  # `traces recover` or the next start makes it
+            del self._unmade[0]
 
     def _forget_old(self) -> None:
         """Hold the folder's parts to `max_bytes` and `max_age_s`, oldest first."""

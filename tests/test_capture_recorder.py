@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -17,7 +18,7 @@ from capture.command import capture
 from capture.exchange import Exchange
 from capture.recorder import Recorder, prepared
 from capture.settings import Settings
-from traces import parquet
+from traces import parquet, spool
 from traces.meter import Meter
 
 
@@ -66,6 +67,42 @@ def test_bodies_that_do_not_fit_are_let_go_and_their_rows_stay(tmp_path, monkeyp
     recording._turn()
     recording._close_part()
     assert parquet.read(tmp_path / "out").column("model").to_pylist() == ["m", None, None, None, None]
+
+
+def test_a_part_that_could_not_be_written_is_made_as_soon_as_there_is_room(tmp_path, monkeypatch):
+    said: list[str] = []
+    recording = recorder(tmp_path / "out", said, part_rows=1)
+    full = True
+
+    def to_part(path, make=spool.to_part):
+        if full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return make(path)
+
+    monkeypatch.setattr(spool, "to_part", to_part)
+    for number in range(2):
+        recording.put(exchange(number))
+        recording._turn()
+    assert len(list((tmp_path / "out").glob("spool-*"))) == 2
+    full = False
+    recording.put(exchange(2))
+    recording._turn()
+    assert list((tmp_path / "out").glob("spool-*")) == []
+    assert parquet.read(tmp_path / "out").num_rows == 3
+
+
+def test_a_spool_that_is_left_at_the_end_is_said(tmp_path, monkeypatch):
+    said: list[str] = []
+    recording = recorder(tmp_path / "out", said)
+
+    def to_part(path):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(spool, "to_part", to_part)
+    recording.put(exchange(0))
+    recording.start()
+    recording.stop()
+    assert said[-1] == f"1 spools are left: make room, then traces recover {tmp_path / 'out'}"
 
 
 def test_one_odd_request_does_not_end_the_recording(tmp_path):
