@@ -112,7 +112,7 @@ def quick(target: Target, send: SendOptions, *, endpoint: str = "completions") -
 
 def warning(answer: Answer) -> list[str]:
     """What a report must say of the tags of its run: nothing where they are honoured or nothing is known."""
-    said = {
+    said = {  # each begins as `tenants.cautions.LOUD` does
         IGNORED: "PRIORITY HAS NO EFFECT on this server: it takes the tag and ignores it (replay probe)",
         INVERTED: "PRIORITY IS INVERTED on this server: the least urgent go first; see --dialect (replay probe)",
         REJECTED: "PRIORITY IS REJECTED by this server: see --dialect (replay probe)",

@@ -24,6 +24,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import pyarrow as pa
 
 from replay import plan as planning
 from replay import preflight, selfcheck
@@ -273,7 +274,7 @@ def perform(
         warnings=warnings,
         invalid=[*invalid, *result.lost, *_starved(result, send)],
     )
-    document = _document(offered, (asked, send), ready, result, summary)
+    document = _document(offered, (asked, send), ready, result, summary) | _blocking(offered, outcomes)
     write_document(folder, document)
     return Ran(folder=folder, result=result, summary=summary, document=document, outcomes=outcomes)
 
@@ -482,6 +483,19 @@ def _document(
         "notes": ready.notes,
         "summary": msgspec.to_builtins(summary),
     }
+
+
+def _blocking(offered: Offered, outcomes: pa.Table) -> dict[str, Any]:
+    """Who waited for whom, for `run.json`; nothing where rows cannot tell. It takes no result with it when it fails."""
+    from tenants import experiment
+
+    ranks = {tenant.name: tenant.priority for tenant in offered.tenants if tenant.priority is not None}
+    try:
+        if not experiment.can_tell(outcomes):
+            return {}
+        return {"blocking": msgspec.to_builtins(experiment.of_runs([outcomes], ranks))}
+    except Exception as error:  # noqa: BLE001 - the run is measured: say it and go on
+        return {"blocking": {"error": f"{type(error).__name__}: {error}"}}
 
 
 def host() -> dict[str, Any]:

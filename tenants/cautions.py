@@ -11,6 +11,7 @@ from tenants import quantiles
 from tenants.measures import ABORT, OK, Columns, Rows
 from tenants.sla import Rule
 
+LOUD = "PRIORITY "  # how a warning begins that tags have no effect: shown in red
 DRIFT_ROWS = 20  # least number on either side
 DRIFT_RATIO = 1.5  # of the medians
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tenants import folder as folders
 from tenants.arms import ALONE, ArmRun
@@ -26,6 +27,7 @@ from traces.errors import BadFile
 FILE = "experiment.json"
 MOST_UNEXPLAINED = 0.3
 WORST = 5
+MOST_CHUNKS = 3_000_000  # beyond, `tenants judge` divides; what follows every run leaves it out
 
 
 class BlockingOfArm(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,6 +128,14 @@ def _blocking(experiment: Experiment, arms: list[str]) -> dict[str, BlockingOfAr
     return {
         arm: of_runs([run.everything() for entry, run in experiment.runs if entry["arm"] == arm], ranks) for arm in arms
     }
+
+
+def can_tell(outcomes: pa.Table) -> bool:
+    """Whether a run has chunk times, and not so many that the division would take longer than people wait."""
+    if "chunk_ns" not in outcomes.schema.names:
+        return False
+    chunks = pc.sum(pc.list_value_length(outcomes.column("chunk_ns"))).as_py() or 0
+    return 1 < chunks <= MOST_CHUNKS
 
 
 def of_runs(tables: list[pa.Table], ranks: dict[str, int] | None = None) -> BlockingOfArm:

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from tenants import figures, sla
+from tenants.cautions import LOUD
 from tenants.columns import Column, lines
 from tenants.failures import Cause
 from tenants.sentence import title
@@ -217,7 +218,7 @@ def _more(causes: Sequence[Cause]) -> list[str]:
 def _facts(console: Console, name: str, lines: Sequence[str]) -> None:
     """A word, then one line each."""
     for number, line in enumerate(lines):
-        style = "bold red" if line.startswith("PRIORITY ") else ""
+        style = "bold red" if line.startswith(LOUD) else ""
         console.print(Text.assemble((f"{name if number == 0 else '':<9}", "dim"), (line, style)), soft_wrap=True)
 
 

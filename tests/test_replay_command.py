@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -12,11 +13,15 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from rich.console import Console
 
+from replay import probe
 from replay.cli import mistyped
 from replay.command import without_values
 from replay.engine import child
+from replay.report.command import report
 from replay.rows import read_part
+from tenants import folder, terminal
 from tests.faulty_server import Do, faulty, good
 from traces import parquet, shell
 from traces.record import Metadata, table
@@ -254,6 +259,52 @@ def test_block_hashes_are_real_shared_prefixes_on_the_engine(engine, tmp_path):
         assert process.returncode == 0, err
         rows = parquet.read(tmp_path / name / "outcomes.parquet").to_pylist()
         assert [row["cached_tokens"] or 0 for row in rows] == [0, 256, 0], f"run {name}: shared inside, not across runs"
+
+
+def test_tags_without_effect_are_said_in_red_in_every_report(tagged, tmp_path, monkeypatch):
+    monkeypatch.setattr(probe, "WORTH_S", 0.0)
+    with child.running("--policy", "fcfs") as url:
+        result = command(tagged, "--target", url, "--out", str(tmp_path / "run"), *PATIENT)
+    assert result.exit_code == 0, result.stderr
+    assert "PRIORITY HAS NO EFFECT" in result.stdout
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert '<li style="color:var(--fail);font-weight:600">PRIORITY HAS NO EFFECT' in page
+    summary = folder.load(tmp_path / "run").summary
+    console = Console(file=io.StringIO(), force_terminal=True, width=100, color_system="standard")
+    terminal.print_result(summary, console)
+    assert "\x1b[1;31mPRIORITY HAS NO EFFECT" in console.file.getvalue()
+
+
+def test_a_run_keeps_who_waited_for_whom(tagged, engine, tmp_path):
+    assert command(tagged, "--target", engine, "--out", str(tmp_path / "run"), *PATIENT).exit_code == 0
+    found = json.loads((tmp_path / "run" / "run.json").read_text())["blocking"]
+    assert set(found["blocking_s"]) == {"risk", "summary"} == set(found["blocking_s"]["risk"])
+    assert {"inversion_s", "per_request_s", "worst", "stalls_s", "stalls_per_request_s", "worst_stalls"} <= set(found)
+    shown = CliRunner().invoke(report, [str(tmp_path / "run"), "--no-page", "--json"], standalone_mode=False)
+    assert json.loads(shown.stdout)["blocking_s"] == found["blocking_s"]
+
+
+def test_j07_what_a_full_queue_displaces_is_counted_as_the_servers_failure_of_its_tenant(tmp_path):
+    """SGLang's queue lets a more urgent request displace a waiting one: no error of the client, none of the others."""
+    rows = {"tenant": ["summary", "summary", "risk"], "priority": [1, 1, 0], "output_tokens": [400, 4, 4]}
+    path = write_trace(tmp_path / "t.parquet", [0, 600, 1200], **rows)
+    sglang = ("--policy", "sglang", "--higher-first", "--max-num-seqs", "1", "--max-num-queued-reqs", "1")
+    with child.running(*sglang) as url:
+        words = ("--target", url, "--dialect", "sglang", "--no-probe", *PATIENT)
+        result = command(path, *words, "--json", "--out", str(tmp_path / "run"))
+    tenants = json.loads(result.stdout)["tenants"]
+    assert (tenants["risk"]["ok"], tenants["risk"]["failed"]) == (1, {})
+    assert (tenants["summary"]["ok"], tenants["summary"]["failed"]) == (1, {"stream_error": 1})
+    assert [tenant["aborted"] for tenant in tenants.values()] == [0, 0]
+
+
+def test_j12_a_mix_of_seven_two_one_is_one_run_with_a_row_for_each(engine, tmp_path):
+    path = write_trace(tmp_path / "t.parquet", range(0, 1000, 20))
+    words = ("--tenant-mix", "a=7:b=2:c=1", "--target", engine, "--no-probe", *PATIENT)
+    result = command(path, *words, "--json", "--out", str(tmp_path / "run"))
+    tenants = json.loads(result.stdout)["tenants"]
+    assert {name: tenant["ok"] for name, tenant in tenants.items()} == {"a": 35, "b": 10, "c": 5}
+    assert all(tenant["ttft_ms"]["n"] == tenant["ok"] for tenant in tenants.values())
 
 
 def test_killing_the_server_in_mid_run_ends_the_run_with_every_row_on_disk(tmp_path):

@@ -5,15 +5,14 @@ from __future__ import annotations
 import html
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from tenants import figures
 from tenants.blocking import Blocking, blockers, blocking
+from tenants.experiment import can_tell
 from tenants.folder import Run
 from tenants.stalls import stalls
 from traces.units import NS_PER_S
 
-MOST_CHUNKS = 3_000_000  # beyond, `tenants judge` does it; a page is drawn after every run
 WORST = 5
 
 
@@ -22,10 +21,7 @@ def section(run: Run) -> tuple[str, str] | None:
     if not (run.path / "outcomes.parquet").is_file():
         return None
     outcomes = run.everything()
-    if "chunk_ns" not in outcomes.schema.names:
-        return None
-    chunks = pc.sum(pc.list_value_length(outcomes.column("chunk_ns"))).as_py() or 0
-    if not 1 < chunks <= MOST_CHUNKS:
+    if not can_tell(outcomes):
         return None
     found = blocking(outcomes)
     blocked_s = float(found.blocked_ns.sum()) / NS_PER_S

@@ -28,6 +28,7 @@ import numpy as np
 from replay.report import blocked, charts
 from replay.report.charts import Chart
 from tenants import failures, figures, sla
+from tenants.cautions import LOUD
 from tenants.folder import Run
 from tenants.measures import Rows
 from tenants.sentence import title
@@ -163,7 +164,8 @@ def _trust(summary: Summary) -> list[str]:
         items.append(f"{summary.warmup:,} requests of the warm-up are left out")
     items += summary.warnings
     reasons = [] if summary.valid else summary.reasons
-    listed = "".join(f"<li>{_safe(item)}</li>" for item in [*reasons, *items])
+    red = ' style="color:var(--fail);font-weight:600"'
+    listed = "".join(f"<li{red if item.startswith(LOUD) else ''}>{_safe(item)}</li>" for item in [*reasons, *items])
     return _section("Can this run be trusted?", "", f"<ul>{listed}</ul>")
 
 
