@@ -304,4 +304,5 @@ def _interrupts() -> Iterator[list[int]]:
         yield found
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            hung_up = number == signal.SIGHUP and number in found  # the second may come while results are written
+            signal.signal(number, signal.SIG_IGN if hung_up else handler)
