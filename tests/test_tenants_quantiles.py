@@ -64,7 +64,7 @@ def test_the_two_sided_interval_exists_from_this_sample_on(q, n):
 
 
 @pytest.mark.parametrize(("q", "n"), [(0.5, 2), (0.95, 20), (0.99, 100), (0.999, 1000)])
-def test_a_percentile_is_shown_from_this_sample_on(q, n):
+def test_b20_a_percentile_is_shown_from_this_sample_on(q, n):
     assert quantiles.needed(q) == n
 
 

@@ -50,7 +50,7 @@ def test_a_file_is_imported_by_its_content_and_the_counts_are_told(run, azure):
     assert counted.split("; ") == [
         "azure: 2 rows",
         "1 failed row (no output tokens, or an error) kept with their outcome",
-        "1 row out of order, sorted",
+        "1 row out of order, sorted",  # B13
     ]
     assert pq.read_table(azure / "out.parquet")["input_tokens"].to_pylist() == [5, 4808]
 
