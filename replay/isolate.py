@@ -34,12 +34,7 @@ START_S = 600.0  # a server that loads a large model takes minutes
 
 def parse_server(text: str) -> tuple[str, str]:
     """`fcfs=vllm serve ...`. Raises ValueError."""
-    name, equals, command = text.partition("=")
-    if not equals or not name.strip().replace("-", "").replace("_", "").isalnum() or not command.strip():
-        raise ValueError(
-            f"{text!r} is not an arm's server: write it as 'fcfs=vllm serve MODEL --scheduling-policy fcfs'"
-        )
-    return name.strip(), command.strip()
+    return trials.parse_own(text, "an arm's server", "fcfs=vllm serve MODEL --scheduling-policy fcfs")
 
 
 @experiment_options

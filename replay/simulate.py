@@ -63,10 +63,7 @@ ENGINE = (*_OF_SERVE, "scheduling_policy", "max_num_seqs", "profile_name", "repl
 
 def parse_arm_engine(text: str) -> tuple[str, str]:
     """`fair=--policy fair`, split at the first `=`. Raises ValueError."""
-    name, equals, words = text.partition("=")
-    if not equals or not name.strip().replace("-", "").replace("_", "").isalnum() or not words.strip():
-        raise ValueError(f"{text!r} is not an arm's engine: write it as 'fair=--policy fair --max-num-seqs 16'")
-    return name.strip(), words.strip()
+    return trials.parse_own(text, "an arm's engine", "fair=--policy fair --max-num-seqs 16")
 
 
 def engine_options(command: click.Command) -> click.Command:

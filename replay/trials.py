@@ -55,6 +55,14 @@ def parse_bound(text: str) -> str:
     return text
 
 
+def parse_own(text: str, what: str, example: str) -> tuple[str, str]:
+    """An arm with an engine of its own, `NAME=WORDS`. Raises ValueError with `what` it should have been."""
+    name, equals, words = text.partition("=")
+    if not equals or not name.strip().replace("-", "").replace("_", "").isalnum() or not words.strip():
+        raise ValueError(f"{text!r} is not {what}: write it as {example!r}")
+    return name.strip(), words.strip()
+
+
 EXPERIMENT = (
     click.Option(
         ["--arm", "arms"],

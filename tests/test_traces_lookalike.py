@@ -20,11 +20,11 @@ def chunk(own, delta, *, finish=None, **more):
     return b"data: " + json.dumps(document, separators=(",", ":")).encode() + b"\n\n"
 
 
-def events(texts, own="chatcmpl-1", *, lead=True, usage=(40, 16, None), finish="length"):
-    """An everyday stream, one bytes per event."""
+def events(texts, own="chatcmpl-1", *, lead=True, usage=(40, 16, None), finish="length", ending=None):
+    """An everyday stream, one bytes per event; `ending`: a last text that comes with the finish reason."""
     found = [chunk(own, {"role": "assistant", "content": ""})] if lead else []
     found += [chunk(own, {"content": text}) for text in texts]
-    found.append(chunk(own, {}, finish=finish))
+    found.append(chunk(own, {} if ending is None else {"content": ending}, finish=finish))
     if usage:
         counts = {"prompt_tokens": usage[0], "completion_tokens": usage[1], "total_tokens": sum(usage[:2])}
         if usage[2] is not None:
@@ -55,7 +55,9 @@ def taught(reads, headers=HEADERS, endpoint="chat"):
 
 
 TEXTS = st.lists(st.text(max_size=6), min_size=1, max_size=8)
-USAGE = st.tuples(st.integers(0, 2**31 - 1), st.integers(0, 99), st.none() | st.integers(0, 9))
+USAGE = st.tuples(
+    st.integers(0, 2**31 - 100), st.integers(0, 99), st.none() | st.integers(0, 9)
+)  # a total fits 31 bits
 
 
 @given(TEXTS, TEXTS, st.text("abc-09", min_size=1), st.booleans(), st.none() | USAGE)
@@ -67,6 +69,19 @@ def test_other_texts_another_id_and_another_usage_are_measured_as_the_meter_does
     assert found in (None, metered(reads))
     if all(second) and all(first):
         assert found is not None
+
+
+@given(TEXTS, st.text(max_size=6), st.text("abc-09", min_size=1), st.none() | USAGE)
+@settings(max_examples=300)
+def test_a_last_text_may_come_with_the_finish_reason(texts, ending, own, usage):
+    alike = taught(timed(events(["a", "b"], usage=usage and (1, 2, None), ending="c")))
+    reads = timed(events(texts, own, usage=usage, ending=ending))
+    found = alike.measure(HEADERS, reads, 100)
+    assert found in (None, metered(reads))
+    if all(texts) and ending:
+        assert found is not None
+    without = timed(events(texts, own, usage=usage))
+    assert alike.measure(HEADERS, without, 100) in (None, metered(without))
 
 
 @given(st.data(), TEXTS)

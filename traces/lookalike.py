@@ -5,7 +5,7 @@ else. `learn` takes an answer apart that the meter has measured:
 
     data: {"id":"…" + lead                       a role, perhaps
     data: {"id":"…" + before + TEXT + after      token chunks
-    data: {"id":"…" + finish
+    data: {"id":"…" + finish                     whole, or around a last text
     data: {"id":"…" ... "usage":{…}}             perhaps
     data: [DONE]
 
@@ -16,18 +16,15 @@ answer that differs in one byte more is the meter's. A test holds the two agains
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 from traces.measured import Measured
 from traces.wire import everyday
-from traces.wire.template import text_end, text_start
+from traces.wire.template import are_texts, text_end, text_start
 
 _BEGIN = b'data: {"id":"'
 _DONE = b"data: [DONE]"
 _BLANK = b"\n\n"
-_SPECIAL = b'"\\\r\n'
-_inside = re.compile(rb'(?:[^"\\\r\n]++|\\[^\r\n])++').fullmatch
 _PATIENCE, _SELDOM = 16, 64  # after so many answers in a row that were not alike, one in so many is learnt
 _AFFECTS = (b"content-encoding", b"x-queue-time", b"x-prompt-tokens", b"x-generated-tokens")
 
@@ -41,14 +38,14 @@ class Lookalike:
     It serves complete streams (200, `eof`) of one choice in the everyday form, with all chunk times kept.
     """
 
-    __slots__ = ("_after", "_before", "_finish", "_lead", "_misses", "_names", "_reason", "_type", "_usage")
+    __slots__ = ("_after", "_before", "_ending", "_finish", "_lead", "_misses", "_names", "_reason", "_type", "_usage")
 
     def __init__(self) -> None:
         self._names: list[bytes] = []  # of the response headers; none: nothing has been learnt
         self._type = b""
         self._lead: list[bytes] = []
         self._before, self._after = b"", b""
-        self._finish = b""
+        self._finish, self._ending = b"", b""  # around the last text; the whole event and b"" where it has none
         self._reason: str | None = None
         self._usage = False
         self._misses = 0
@@ -69,18 +66,22 @@ class Lookalike:
             return None
         own = _own(events[0])
         first, last = len(self._lead), len(events) - 2 - self._usage
-        if not own or [own + tail for tail in self._lead] != events[:first] or own + self._finish != events[last]:
+        if not own or [own + tail for tail in self._lead] != events[:first]:
             return None
         tokens = events[first:last]
         before, after = own + self._before, self._after
         texts = [event[len(before) : -len(after)] for event in tokens]
-        if before + (after + _BLANK + before).join(texts) + after != _BLANK.join(tokens) or not _are_texts(texts):
+        told = before + (after + _BLANK + before).join(texts) + after + _BLANK + own + self._finish
+        if self._ending:
+            texts.append(events[last][len(own) + len(self._finish) : -len(self._ending)])
+            told += texts[-1] + self._ending
+        if told != _BLANK.join(events[first : last + 1]) or not are_texts(texts):
             return None
         times_ns = _times(reads, len(events), start_ns)
         usage = everyday.usage(events[-2]) if self._usage else None
         if times_ns is None or (self._usage and usage is None):
             return None
-        chunk_ns = times_ns[first:last]
+        chunk_ns = times_ns[first : first + len(texts)]
         self._misses = 0
         return Measured(
             finish_reason=self._reason,
@@ -114,18 +115,23 @@ class Lookalike:
         own = _own(events[0])
         tokens = len(measured.chunk_ns or ())
         self._usage = everyday.usage(events[-2]) is not None
-        first = len(events) - 2 - self._usage - tokens
-        if not own or not tokens or first not in {0, 1} or any(name.lower() in _AFFECTS for name in names):
+        last = len(events) - 2 - self._usage
+        start = text_start(events[last])
+        end = text_end(events[last], start) if start > len(own) else -1
+        first = last - tokens + (end > 0)
+        if not own or first == last or first not in {0, 1} or any(name.lower() in _AFFECTS for name in names):
             return
-        if not all(event.startswith(own) for event in events[: first + tokens + 1]):
+        if not all(event.startswith(own) for event in events[: last + 1]):
             return
+        self._finish, self._ending = events[last][len(own) :], b""
+        if end > 0:
+            self._finish, self._ending = events[last][len(own) : start], events[last][end:]
         start = text_start(events[first])
         end = text_end(events[first], start)
         if start <= len(own) or end < 0:
             return
         self._lead = [event[len(own) :] for event in events[:first]]
         self._before, self._after = events[first][len(own) : start], events[first][end:]
-        self._finish = events[first + tokens][len(own) :]
         self._reason = measured.finish_reason
         self._type = _type(headers)
         self._names = names
@@ -145,14 +151,6 @@ def _own(event: bytes) -> bytes:
     end = event.find(b'"', len(_BEGIN))
     own = event[: end + 1]
     return own if end > 0 and own.startswith(_BEGIN) and b"\\" not in own and b"\n" not in own else b""
-
-
-def _are_texts(texts: list[bytes]) -> bool:
-    """Whether each is the inside of a JSON string, and none is empty."""
-    whole = b"".join(texts)
-    if not all(texts):
-        return False
-    return len(whole.translate(None, _SPECIAL)) == len(whole) or all(map(_inside, texts))
 
 
 def _times(reads: Reads, events: int, start_ns: int) -> list[int] | None:

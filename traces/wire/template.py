@@ -48,14 +48,10 @@ class Template:
         if not data.startswith(self._before, place):
             return 0, 0
         *texts, rest = data[place + self._start :].split(self._joint)
-        text = b"".join(texts)
-        if b"" in texts or len(text.translate(None, _SPECIAL)) < len(text):
-            pieces = [*texts, rest]
-            count = next((index for index, piece in enumerate(texts) if not _inside(piece)), len(texts))
-            text, rest = b"".join(pieces[:count]), pieces[count]
-        else:
-            count = len(texts)
-        size, end = len(text), rest.find(self._last)
+        if not are_texts(texts):
+            fitting = list(itertools.takewhile(_inside, texts))
+            texts, rest = fitting, [*texts, rest][len(fitting)]
+        count, size, end = len(texts), sum(map(len, texts)), rest.find(self._last)
         if end > 0 and _inside(rest, 0, end):
             count, size = count + 1, size + end
         return count, count * (self._start + self._from_end + 2) + size
@@ -76,13 +72,10 @@ class Template:
                 break
             texts.append(data[start:stop])
             taken.append(read)
-        plain = b"".join(texts)
-        if len(plain.translate(None, _SPECIAL)) < len(plain) or not all(texts):
-            fitting = len(list(itertools.takewhile(_inside, texts)))
-            del taken[fitting:], texts[fitting:]
-            plain = b"".join(texts)
-        times_ns += [at_ns - origin_ns for at_ns, _ in taken]
-        return len(plain) + len(texts) * (start - stop)
+        if not are_texts(texts):
+            texts = list(itertools.takewhile(_inside, texts))
+        times_ns += [at_ns - origin_ns for at_ns, _ in taken[: len(texts)]]
+        return sum(map(len, texts)) + len(texts) * (start - stop)
 
     def learn(self, block: bytes, chunk: dict[str, Any] | None) -> None:
         """Learn from a block that was decoded, if it is a plain token chunk: one choice, one text, nothing special.
@@ -104,6 +97,12 @@ class Template:
         self._last = self._after + b"\n\n"
         self._joint = self._last + self._before
         self._start, self._from_end = start, len(self._after)
+
+
+def are_texts(pieces: list[bytes]) -> bool:
+    """Whether each piece is the inside of a JSON string, and none is empty; mostly told by one look at all of them."""
+    whole = b"".join(pieces)
+    return all(pieces) and (len(whole.translate(None, _SPECIAL)) == len(whole) or all(map(_inside, pieces)))
 
 
 def text_start(block: bytes) -> int:
