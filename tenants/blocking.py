@@ -31,6 +31,18 @@ from tenants.steps import Floats, Ints, Seen, Steps, seen, steps
 UNSET_RANK = np.iinfo(np.int32).max  # a request without a priority is less urgent than any that has one
 
 
+def matrix_s(tenant: Ints, by_tenant_ns: Floats) -> Floats:
+    """Victim × culprit, shape (tenants, tenants), seconds: the rows of all requests of a victim, summed.
+
+    Args:
+        tenant: (requests,) whose each is.
+        by_tenant_ns: (requests, tenants) what each lost by whom.
+    """
+    found = np.zeros((by_tenant_ns.shape[1], by_tenant_ns.shape[1]))
+    np.add.at(found, tenant, by_tenant_ns)
+    return found / 1e9
+
+
 class Blocking(NamedTuple):
     """Per request, ns; rows as in the outcomes. Requests without a first token have 0 everywhere."""
 
@@ -47,9 +59,7 @@ class Blocking(NamedTuple):
     @property
     def matrix_s(self) -> Floats:
         """(tenants, tenants): victim × culprit, seconds."""
-        found = np.zeros((len(self.tenants), len(self.tenants)))
-        np.add.at(found, self.tenant, self.by_tenant_ns)
-        return found / 1e9
+        return matrix_s(self.tenant, self.by_tenant_ns)
 
 
 class Blocker(NamedTuple):

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from tenants.blocking import Blocking
+from tenants.blocking import Blocking, matrix_s
 from tenants.steps import Floats, Ints, Steps, seen, steps
 
 LONG = 1.5  # a step this many times as long as its decoding rows explain is a stall
@@ -40,9 +40,7 @@ class Stalls(NamedTuple):
     @property
     def matrix_s(self) -> Floats:
         """(tenants, tenants): victim × culprit, seconds."""
-        found = np.zeros((len(self.tenants), len(self.tenants)))
-        np.add.at(found, self.tenant, self.by_tenant_ns)
-        return found / 1e9
+        return matrix_s(self.tenant, self.by_tenant_ns)
 
 
 class Staller(NamedTuple):

@@ -10,7 +10,8 @@ from tenants import figures
 from tenants.blocking import Blocking, blockers, blocking
 from tenants.experiment import can_tell
 from tenants.folder import Run
-from tenants.stalls import stalls
+from tenants.stalls import Stalls, stalls
+from tenants.steps import Floats
 from traces.units import NS_PER_S
 
 WORST = 5
@@ -36,6 +37,30 @@ def section(run: Run) -> tuple[str, str] | None:
 
 
 def _matrix(found: Blocking) -> str:
+    rest = {
+        "unexplained": found.unexplained_ns,
+        "in all": found.blocked_ns,
+        "by less urgent<br>tenants": found.inversion_ns,
+    }
+    return _table("s waited", found, rest)
+
+
+def _stalls(outcomes: pa.Table, found: Blocking) -> str:
+    """Whose streams stood still while whose prompt was read; empty where none did."""
+    held = stalls(outcomes, found, WORST)
+    if held is None or not held.worst:
+        return ""
+    worst = "".join(
+        f"<li>{_named(outcomes, one.request)} held up {one.victims:,} streams, "
+        f"{figures.digits(one.stalled_ns / NS_PER_S)} s in all</li>"
+        for one in held.worst
+    )
+    said = "Seconds that answering streams stood still while the engine read the prompt of another request."
+    return f'<p class="caption">{said}</p>{_table("s stalled", held, {})}<ul>{worst}</ul>'
+
+
+def _table(what: str, found: Blocking | Stalls, rest: dict[str, Floats]) -> str:
+    """Victims in rows, culprits in columns, then the sums of `rest`, ns of each request by heading."""
     matrix = found.matrix_s
     most = float(matrix.max()) or 1.0
     head = "".join(f"<th>by {html.escape(name)}</th>" for name in found.tenants)
@@ -44,35 +69,11 @@ def _matrix(found: Blocking) -> str:
         mine = found.tenant == victim
         n = int(mine.sum())
         cells = "".join(_cell(float(seconds), n, float(seconds) / most) for seconds in matrix[victim])
-        rest = (found.unexplained_ns, found.blocked_ns, found.inversion_ns)
-        sums = "".join(_cell(float(part[mine].sum()) / NS_PER_S, n, 0.0) for part in rest)
+        sums = "".join(_cell(float(part[mine].sum()) / NS_PER_S, n, 0.0) for part in rest.values())
         rows.append(f'<tr><td class="word"><b>{html.escape(name)}</b></td>{cells}{sums}<td>{n:,}</td></tr>')
-    more = "<th>unexplained</th><th>in all</th><th>by less urgent<br>tenants</th><th>requests</th>"
-    table = f'<table><tr><th class="word">s waited</th>{head}{more}</tr>{"".join(rows)}</table>'
+    more = "".join(f"<th>{heading}</th>" for heading in (*rest, "requests"))
+    table = f'<table><tr><th class="word">{what}</th>{head}{more}</tr>{"".join(rows)}</table>'
     return f'<div class="scroll">{table}</div>'
-
-
-def _stalls(outcomes: pa.Table, found: Blocking) -> str:
-    """Whose streams stood still while whose prompt was read; empty where none did."""
-    held = stalls(outcomes, found, WORST)
-    if held is None or not held.worst:
-        return ""
-    matrix = held.matrix_s
-    most = float(matrix.max()) or 1.0
-    head = "".join(f"<th>by {html.escape(name)}</th>" for name in held.tenants)
-    rows = []
-    for victim, name in enumerate(held.tenants):
-        n = int((held.tenant == victim).sum())
-        cells = "".join(_cell(float(seconds), n, float(seconds) / most) for seconds in matrix[victim])
-        rows.append(f'<tr><td class="word"><b>{html.escape(name)}</b></td>{cells}<td>{n:,}</td></tr>')
-    worst = "".join(
-        f"<li>{_named(outcomes, one.request)} held up {one.victims:,} streams, "
-        f"{figures.digits(one.stalled_ns / NS_PER_S)} s in all</li>"
-        for one in held.worst
-    )
-    said = "Seconds that answering streams stood still while the engine read the prompt of another request."
-    table = f'<table><tr><th class="word">s stalled</th>{head}<th>requests</th></tr>{"".join(rows)}</table>'
-    return f'<p class="caption">{said}</p><div class="scroll">{table}</div><ul>{worst}</ul>'
 
 
 def _cell(seconds: float, n: int, weight: float) -> str:
