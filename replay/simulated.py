@@ -102,6 +102,10 @@ class Simulated:
             found.append(f"{len(self.too_long):,} requests are longer than max_model_len {limit}: refused with 400")
         if stuck:
             found.append(f"{stuck:,} requests never ended: the engine cannot hold them (KV blocks); they are cut")
+        if result.livelocks:
+            found.append(
+                "livelock: requests took each other's blocks in turn; admit whole prompts, or give more blocks"
+            )
         if int((plan.n > 1).sum()):
             found.append("several answers to one request (n > 1) are simulated as one")
         if self.chunks == "first" and int(result.output_tokens.sum()) > MOST_CHUNKS:

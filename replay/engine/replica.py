@@ -18,6 +18,7 @@ from replay.engine.request import EngineRequest, Step
 from replay.engine.scheduler import Scheduler
 from replay.engine.steptime import PicoClock
 
+_LOOK, _ROUNDS = 1024, 16  # steps without a token between two looks; so often may all that runs be computed without one
 _PLAIN_ORDER = {"fcfs", "priority", "ageing"}  # who is next changes only when someone comes or goes
 
 
@@ -65,6 +66,8 @@ class StepReplica:
         self.now_ps = 0
         self.steps = 0  # executed
         self.busy_ps = 0
+        self.livelocks = 0
+        self._barren = 0  # steps since the last token
         self.moves = 0  # decisions that changed something
         self.timeline = Timeline()
         self.scheduler = Scheduler(config)
@@ -163,6 +166,8 @@ class StepReplica:
         self.now_ps += self._duration(step)
         self.scheduler.update(step)
         self._write(step, start, self.now_ps)
+        if self._is_livelock(step):
+            return False
         if self.skip and not step.finished and self.now_ps < until_ps:
             self._skip_along(step, until_ps)
         return True
@@ -182,6 +187,21 @@ class StepReplica:
         self.now_ps = max(self.now_ps, end)
         self.scheduler.update(done)
         self._write(done, start, end)
+        return not self._is_livelock(done)
+
+    def _is_livelock(self, step: Step) -> bool:
+        """Whether steps only undo each other's work and will for ever; looked at every thousand steps without a token.
+
+        Two requests that are alike in priority and arrival can take each other's blocks in turn, each losing all it had
+        computed, where prompts are admitted by their first chunk (`scheduler_reserve_full_isl` off): vLLM does, too.
+        """
+        self._barren = 0 if step.emitted else self._barren + 1
+        if self._barren == 0 or self._barren % _LOOK:
+            return False
+        if self._barren < _ROUNDS * sum(request.known_tokens for request in self.scheduler.running):
+            return False
+        self._barren = 0
+        self.livelocks += 1
         return True
 
     def _duration(self, step: Step) -> int:

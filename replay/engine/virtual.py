@@ -79,6 +79,7 @@ class Result:
         output_tokens: tokens it got; finish: code into `FINISHES`.
         wait_*_ns, own_ns, resume_wait_ns, served_ns: ground truth, see truth.py; served_ns has a row for each tenant.
         steps, busy_ns: of each replica.
+        livelocks: how often an engine was given up because its requests only took each other's blocks in turn.
         handovers: how often a closed-form replica gave way to stepping.
     """
 
@@ -104,6 +105,7 @@ class Result:
     tenants: tuple[str, ...]
     steps: tuple[int, ...]
     busy_ns: tuple[int, ...]
+    livelocks: int
     handovers: int
     ledger: Ledger
     replicas: tuple[StepReplica, ...]
@@ -388,6 +390,7 @@ class _Simulation:
             tenants=self.workload.tenants,
             steps=tuple(replica.steps for replica in self.replicas),
             busy_ns=tuple(replica.busy_ps // PS_PER_NS for replica in self.replicas),
+            livelocks=sum(replica.livelocks for replica in self.replicas),
             handovers=sum(getattr(replica, "handovers", 0) for replica in self.replicas),
             ledger=ledger,
             replicas=tuple(self.replicas),
