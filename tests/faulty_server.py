@@ -6,7 +6,7 @@ A script is a list of steps, carried out for each request that comes in:
     float or int   a pause in seconds (ends at once when the server is stopped)
     Do.CLOSE       close the connection (FIN)        Do.RESET       reset it (RST)
     Do.HALF_CLOSE  close the sending side only       Do.HOLD        do nothing until the server is stopped
-    Do.READ_EOF    wait until the client has closed  (its time is `server.closed_ns[connection]`)
+    Do.READ_EOF    wait until the client has closed or reset  (its time is `server.closed_ns[connection]`)
 
 After the last step the connection stays open for the next request. A script can also be a function of the `Received`
 request that returns the steps, so it can depend on `received.number` (0, 1, 2 ... over the whole server),
@@ -200,7 +200,7 @@ class Faulty:
     port: int
     requests: list[Received] = field(default_factory=list)
     writes: list[tuple[int, int, int, int]] = field(default_factory=list)
-    closed_ns: dict[int, int] = field(default_factory=dict)  # connection → when the client was seen to close
+    closed_ns: dict[int, int] = field(default_factory=dict)  # connection → when the client was seen to close or reset
     opened: int = 0  # connections accepted so far
     open_now: int = 0
     most_open: int = 0  # most connections open at one time
@@ -311,6 +311,8 @@ def _serve(connection: socket.socket, number: int, work: _Work) -> None:
                 work.sockets.discard(raw)
                 work.sockets.add(connection)
         _requests(connection, number, work)
+    except ConnectionError:  # a client that closes with bytes unread resets: it is gone all the same
+        work.server.closed_ns.setdefault(number, time.monotonic_ns())
     except OSError:
         pass
     finally:

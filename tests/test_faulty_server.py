@@ -91,9 +91,11 @@ def test_an_error_event_comes_after_five_tokens():
         assert body.index(b'"error"') > body.index(b" t4")
 
 
-def test_the_server_sees_when_the_client_goes_away():
-    with faulty([head(), Do.READ_EOF]) as server:
-        _post(server.port).close()
+@pytest.mark.parametrize("unread", [False, True], ids=["all read", "bytes unread: the kernel resets"])
+def test_the_server_sees_when_the_client_goes_away(unread: bool):
+    with faulty([head(), Do.READ_EOF]) as server, _post(server.port) as connection:
+        connection.recv(len(head()), socket.MSG_WAITALL | (socket.MSG_PEEK if unread else 0))
+        connection.close()
         server.wait_for(lambda seen: bool(seen.closed_ns))
 
 
