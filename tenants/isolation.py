@@ -153,7 +153,7 @@ def _tenant(work: Arms, tenant: Tenant, bounds: Sequence[Rule], judged: str) -> 
     if bounds and worst is None:
         worst, sentence = (
             INCONCLUSIVE,
-            f"{name}: the arms {ALONE} and {judged} are needed, there are {', '.join(order)}",
+            f"{name} is {INCONCLUSIVE}: the arms {ALONE} and {judged} are needed, there are {', '.join(order)}",
         )
     return TenantIsolation(
         priority=tenant.priority,

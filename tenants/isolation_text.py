@@ -260,11 +260,12 @@ def _worst_table(rows: tuple[dict[str, Any], ...], seconds: str, victims: str) -
 
 
 def markdown(found: Judged) -> str:
-    """GitHub's Markdown."""
-    parts = [f"**{found.isolation.verdict}** {found.isolation.sentence}", ""]
+    """GitHub's Markdown: the verdict's sentence first, and nowhere else."""
+    verdict, sentence = found.isolation.verdict, found.isolation.sentence
+    parts = [sentence.replace(verdict, f"**{verdict}**", 1), ""]
     for heading, table in tables(found):
         parts += [f"#### {heading}", "", *_markdown_table(table), ""]
-    parts += [f"- {text}" for text in [*notes(found), *sentences(found)]]
+    parts += [f"- {text}" for text in [*notes(found), *sentences(found)] if text != sentence]
     return "\n".join(parts) + "\n"
 
 

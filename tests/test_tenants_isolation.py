@@ -119,10 +119,35 @@ def test_junit_has_a_case_for_each_promise_and_no_green_one_that_is_open(folders
 def test_markdown_is_made_of_tables(folders, tmp_path):
     told(folders["isolated"], "--markdown", tmp_path / "out.md", "--json")
     text = (tmp_path / "out.md").read_text()
-    assert text.startswith("**ISOLATED** risk is ISOLATED")
     rows = [line for line in text.splitlines() if line.startswith("|")]
     assert len({line.count("|") for line in rows if "TTFT" in line}) == 1
     assert any(line.startswith("|---") for line in rows)
+
+
+@pytest.mark.parametrize(
+    ("name", "begins"),
+    [
+        ("isolated", "risk is **ISOLATED**: ttft_p95 tagged is 1."),
+        ("leaky", "risk is **LEAKY**: "),
+        ("single", "risk is **INCONCLUSIVE**: "),
+        ("late", "**INVALID**: "),
+    ],
+)
+def test_the_first_line_of_markdown_says_the_verdict_once(folders, tmp_path, name, begins):
+    told(folders[name], "--markdown", tmp_path / "out.md", "--json")
+    text = (tmp_path / "out.md").read_text()
+    first = text.splitlines()[0]
+    verdict = begins.split("**")[1]
+    assert first.startswith(begins)
+    assert first.count(verdict) == 1
+    assert text.count(first.replace("**", "")) == 0
+
+
+def test_an_experiment_without_the_arms_it_is_judged_by_says_its_verdict(tmp_path):
+    path = made.write(tmp_path / "bare", Made({"untagged": 900.0, "tagged": 104.0}, trials=2))
+    told(path, "--markdown", tmp_path / "out.md", "--json")
+    said = "the arms alone and tagged are needed, there are untagged, tagged"
+    assert (tmp_path / "out.md").read_text().splitlines()[0] == f"risk is **INCONCLUSIVE**: {said}"
 
 
 def test_a_baseline_fails_on_a_regression_and_not_on_chance(folders, tmp_path):
