@@ -55,6 +55,8 @@ class Blocking(NamedTuple):
     unexplained_ns: Floats
     inversion_ns: Floats
     source: str  # what the division rests on, for people
+    view: Seen
+    steps: Steps
 
     @property
     def matrix_s(self) -> Floats:
@@ -114,13 +116,14 @@ def blocking(
         unexplained_ns=blocked - by_tenant.sum(axis=1),
         inversion_ns=_inversion(by_tenant, tenant, rank, len(names)),
         source=_source([word for word, times in (("queue", queued), ("prefill", prefill)) if times is not None]),
+        view=view,
+        steps=found,
     )
 
 
-def blockers(outcomes: pa.Table, result: Blocking, most: int = 10) -> list[Blocker]:
+def blockers(result: Blocking, most: int = 10) -> list[Blocker]:
     """The single requests that kept others waiting longest, the worst first."""
-    view = seen(outcomes)
-    found = steps(view, result.service_ns)
+    view, found = result.view, result.steps
     waiting = _waiting(view, found)
     cost = found.row_work * np.maximum(waiting[found.row_step] - found.row_prefill, 0)
     total = np.bincount(found.row_request, weights=cost, minlength=len(view.sent_ns))

@@ -6,6 +6,7 @@ OUT/experiment.json      setup, tenants, and which runs there are:
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,9 +34,11 @@ MOST_CHUNKS = 3_000_000  # beyond, `tenants judge` divides; what follows every r
 class BlockingOfArm(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds, summed over the trials of an arm."""
 
+    requests: dict[str, int]  # of each tenant
     blocking_s: dict[str, dict[str, float]]  # victim → culprit
     per_request_s: dict[str, dict[str, float]]
     inversion_s: dict[str, float]
+    waited_s: dict[str, float]  # blocked in all: the victim's row of the matrix, and what nobody explains
     unexplained_share: float
     source: str
     verdict: str | None  # INCONCLUSIVE where too much is unexplained
@@ -138,13 +141,22 @@ def can_tell(outcomes: pa.Table) -> bool:
     return 1 < chunks <= MOST_CHUNKS
 
 
+def of_run(run: Run) -> BlockingOfArm:
+    """Who blocked whom in one run: as its `run.json` says, else estimated from its rows."""
+    with contextlib.suppress(msgspec.ValidationError):  # left out there for its size, or written by another version
+        return msgspec.convert(run.document.get("blocking"), BlockingOfArm)
+    ranks = {name: part.priority for name, part in run.summary.tenants.items() if part.priority is not None}
+    return of_runs([run.everything()], ranks)
+
+
 def of_runs(tables: list[pa.Table], ranks: dict[str, int] | None = None) -> BlockingOfArm:
     """Who blocked whom, over runs of one kind."""
     seconds: dict[str, dict[str, float]] = {}
     stalled: dict[str, dict[str, float]] = {}
     inversion: dict[str, float] = {}
+    waited: dict[str, float] = {}
     requests: dict[str, int] = {}
-    explained = blocked = 0.0
+    explained = 0.0
     worst: list[tuple[float, dict[str, Any]]] = []
     worst_stalls: list[tuple[float, dict[str, Any]]] = []
     sources = set()
@@ -156,21 +168,24 @@ def of_runs(tables: list[pa.Table], ranks: dict[str, int] | None = None) -> Bloc
         for i, victim in enumerate(found.tenants):
             mine = found.tenant == i
             inversion[victim] = inversion.get(victim, 0.0) + float(found.inversion_ns[mine].sum()) / 1e9
+            waited[victim] = waited.get(victim, 0.0) + float(found.blocked_ns[mine].sum()) / 1e9
             requests[victim] = requests.get(victim, 0) + int(mine.sum())
-        blocked += float(found.blocked_ns.sum()) / 1e9
         explained += float(matrix.sum())
-        worst += [(one.blocked_ns, named(outcomes, one)) for one in blockers(outcomes, found, WORST)]
+        worst += [(one.blocked_ns, named(outcomes, one)) for one in blockers(found, WORST)]
         held = stalls(outcomes, found, WORST)
         if held is not None:
             _add(stalled, held.tenants, held.matrix_s)
             worst_stalls += [(one.stalled_ns, named_staller(outcomes, one)) for one in held.worst]
+    blocked = sum(waited.values())
     share = 1 - explained / blocked if blocked > 0 else 0.0
     worst.sort(key=lambda pair: -pair[0])
     worst_stalls.sort(key=lambda pair: -pair[0])
     return BlockingOfArm(
+        requests=requests,
         blocking_s=_rounded(seconds),
         per_request_s=_each(seconds, requests),
         inversion_s={v: round(s, 3) for v, s in inversion.items()},
+        waited_s={v: round(s, 3) for v, s in waited.items()},
         unexplained_share=round(max(0.0, share), 4),
         source=" and ".join(sorted(sources)),
         verdict=INCONCLUSIVE if share > MOST_UNEXPLAINED else None,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from tenants.experiment import BlockingOfArm, Experiment
+    from tenants.experiment import Experiment
     from tenants.folder import Run
     from tenants.sla import Rule
     from tenants.summary import Summary
@@ -97,29 +97,23 @@ def judge(
     return EXIT_FAIL if worse and code in {EXIT_PASS, EXIT_UNJUDGED} else code
 
 
-def blocking_of(run: Run) -> BlockingOfArm:
-    """Who waited for whom in a run, and whose streams stalled; `verdict` says whether enough is explained."""
-    from tenants import experiment
-
-    ranks = {name: part.priority for name, part in run.summary.tenants.items() if part.priority is not None}
-    return experiment.of_runs([run.everything()], ranks)
-
-
 def with_blocking(text: bytes, run: Run) -> bytes:
     """The summary's JSON with the blocking matrix in it."""
     import msgspec
 
+    from tenants import experiment
+
     document: dict[str, Any] = msgspec.json.decode(text)
-    document |= msgspec.to_builtins(blocking_of(run))
+    document |= msgspec.to_builtins(experiment.of_run(run))
     document["verdict"] = run.summary.verdict
     return msgspec.json.encode(document)
 
 
 def print_blocking_of(run: Run) -> Callable[[Console], None]:
     """What prints the blocking of a run."""
-    from tenants import isolation_text
+    from tenants import experiment, isolation_text
 
-    found = blocking_of(run)
+    found = experiment.of_run(run)
     return lambda console: isolation_text.print_blocking(found, console)
 
 

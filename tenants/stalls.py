@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from tenants.blocking import Blocking, matrix_s
-from tenants.steps import Floats, Ints, Steps, seen, steps
+from tenants.steps import Floats, Ints, Steps
 
 LONG = 1.5  # a step this many times as long as its decoding rows explain is a stall
 
@@ -57,12 +57,12 @@ def stalls(outcomes: pa.Table, blocked: Blocking, most: int = 10) -> Stalls | No
 
     Args:
         outcomes: rows of one run against one engine, warm-up included.
-        blocked: what `blocking` found in them: what each request takes alone, and the tenants.
+        blocked: what `blocking` found in them: the engine's steps, and the tenants.
         most: single stallers to name.
     """
     if "chunk_ns" not in outcomes.schema.names or outcomes.column("chunk_ns").null_count == outcomes.num_rows:
         return None
-    found = steps(seen(outcomes), blocked.service_ns)
+    found = blocked.steps
     requests, tenants = len(blocked.tenant), len(blocked.tenants)
     number = len(found.end_ns)
     excess = np.where(found.end_ns - found.start_ns > LONG * found.decode_ns, found.spare_ns, 0.0)

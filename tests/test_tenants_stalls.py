@@ -219,7 +219,7 @@ def test_the_second_matrix_and_the_worst_stand_in_every_result_of_a_run():
     shown = console.export_text()
     assert "Whose streams stalled for whose prefill" in shown
     assert "16,000" in shown.split("Worst single prefills beside streams")[1]
-    page = blocked._stalls(outcomes, blocking(outcomes))
+    page = blocked.stalls(found)
     assert "batch, 16,000 tokens in" in page
     assert "held up 6 streams" in page
     assert outcomes.num_rows - 1 == row

@@ -3,74 +3,64 @@
 from __future__ import annotations
 
 import html
+from typing import Any
 
-import pyarrow as pa
-
-from tenants import figures
-from tenants.blocking import Blocking, blockers, blocking
-from tenants.experiment import can_tell
+from tenants import experiment, figures
+from tenants.experiment import BlockingOfArm
 from tenants.folder import Run
-from tenants.stalls import Stalls, stalls
-from tenants.steps import Floats
-from traces.units import NS_PER_S
-
-WORST = 5
 
 
 def section(run: Run) -> tuple[str, str] | None:
-    """Caption and table of a run; None where its rows cannot tell (no chunk times, one request, too many)."""
-    if not (run.path / "outcomes.parquet").is_file():
+    """Caption and tables of a run; None where its rows cannot tell (no chunk times, one request, too many)."""
+    told = run.document.get("blocking") or {}
+    readable = not told and (run.path / "outcomes.parquet").is_file()
+    if "error" in told or not (told or (readable and experiment.can_tell(run.everything()))):
         return None
-    outcomes = run.everything()
-    if not can_tell(outcomes):
+    found = experiment.of_run(run)
+    if sum(found.waited_s.values()) <= 0:
         return None
-    found = blocking(outcomes)
-    blocked_s = float(found.blocked_ns.sum()) / NS_PER_S
-    if blocked_s <= 0:
-        return None
-    unexplained = float(found.unexplained_ns.sum()) / NS_PER_S / blocked_s
     caption = (
         "Seconds that requests waited for their first token while the engine served others: victims in rows, culprits "
-        f"in columns. Estimated from the outside (docs/blocking.md); {unexplained:.0%} of the waiting is unexplained."
+        f"in columns. Estimated from {html.escape(found.source)} (docs/blocking.md); {found.unexplained_share:.0%} of "
+        "the waiting is unexplained."
     )
-    return caption, _matrix(found) + _worst(outcomes, found) + _stalls(outcomes, found)
+    return caption, _matrix(found) + _worst(found) + stalls(found)
 
 
-def _matrix(found: Blocking) -> str:
+def _matrix(found: BlockingOfArm) -> str:
     rest = {
-        "unexplained": found.unexplained_ns,
-        "in all": found.blocked_ns,
-        "by less urgent<br>tenants": found.inversion_ns,
+        "unexplained": {name: s - sum(found.blocking_s[name].values()) for name, s in found.waited_s.items()},
+        "in all": found.waited_s,
+        "by less urgent<br>tenants": found.inversion_s,
     }
-    return _table("s waited", found, rest)
+    return _table("s waited", found.blocking_s, found.requests, rest)
 
 
-def _stalls(outcomes: pa.Table, found: Blocking) -> str:
+def stalls(found: BlockingOfArm) -> str:
     """Whose streams stood still while whose prompt was read; empty where none did."""
-    held = stalls(outcomes, found, WORST)
-    if held is None or not held.worst:
+    if not found.worst_stalls:
         return ""
     worst = "".join(
-        f"<li>{_named(outcomes, one.request)} held up {one.victims:,} streams, "
-        f"{figures.digits(one.stalled_ns / NS_PER_S)} s in all</li>"
-        for one in held.worst
+        f"<li>{_named(one)} held up {one['victims']:,} streams, {figures.digits(one['stalled_s'])} s in all</li>"
+        for one in found.worst_stalls
     )
     said = "Seconds that answering streams stood still while the engine read the prompt of another request."
-    return f'<p class="caption">{said}</p>{_table("s stalled", held, {})}<ul>{worst}</ul>'
+    table = _table("s stalled", found.stalls_s, found.requests, {})
+    return f'<p class="caption">{said}</p>{table}<ul>{worst}</ul>'
 
 
-def _table(what: str, found: Blocking | Stalls, rest: dict[str, Floats]) -> str:
-    """Victims in rows, culprits in columns, then the sums of `rest`, ns of each request by heading."""
-    matrix = found.matrix_s
-    most = float(matrix.max()) or 1.0
-    head = "".join(f"<th>by {html.escape(name)}</th>" for name in found.tenants)
+def _table(
+    what: str, matrix_s: dict[str, dict[str, float]], requests: dict[str, int], rest: dict[str, dict[str, float]]
+) -> str:
+    """Victims in rows, culprits in columns, then the sums of `rest`, by heading and victim."""
+    most = max((seconds for row in matrix_s.values() for seconds in row.values()), default=0.0) or 1.0
+    head = "".join(f"<th>by {html.escape(name)}</th>" for name in matrix_s)
     rows = []
-    for victim, name in enumerate(found.tenants):
-        mine = found.tenant == victim
-        n = int(mine.sum())
-        cells = "".join(_cell(float(seconds), n, float(seconds) / most) for seconds in matrix[victim])
-        sums = "".join(_cell(float(part[mine].sum()) / NS_PER_S, n, 0.0) for part in rest.values())
-        rows.append(f'<tr><td class="word"><b>{html.escape(name)}</b></td>{cells}{sums}<td>{n:,}</td></tr>')
+    for victim, row in matrix_s.items():
+        n = requests[victim]
+        cells = "".join(_cell(row[culprit], n, row[culprit] / most) for culprit in matrix_s)
+        sums = "".join(_cell(max(0.0, part[victim]), n, 0.0) for part in rest.values())
+        rows.append(f'<tr><td class="word"><b>{html.escape(victim)}</b></td>{cells}{sums}<td>{n:,}</td></tr>')
     more = "".join(f"<th>{heading}</th>" for heading in (*rest, "requests"))
     table = f'<table><tr><th class="word">{what}</th>{head}{more}</tr>{"".join(rows)}</table>'
     return f'<div class="scroll">{table}</div>'
@@ -83,21 +73,19 @@ def _cell(seconds: float, n: int, weight: float) -> str:
     return f"<td{ground}>{figures.digits(seconds)}{each}</td>"
 
 
-def _worst(outcomes: pa.Table, found: Blocking) -> str:
+def _worst(found: BlockingOfArm) -> str:
     items = (
-        f"<li>{_named(outcomes, blocker.request)} kept "
-        f"{blocker.victims:,} waiting, {figures.digits(blocker.blocked_ns / NS_PER_S)} s in all</li>"
-        for blocker in blockers(outcomes, found, WORST)
+        f"<li>{_named(one)} kept {one['victims']:,} waiting, {figures.digits(one['blocked_s'])} s in all</li>"
+        for one in found.worst
     )
     return f"<ul>{''.join(items)}</ul>"
 
 
-def _named(outcomes: pa.Table, request: int) -> str:
+def _named(row: dict[str, Any]) -> str:
     """A request with its tenant and lengths."""
-    row = outcomes.slice(request, 1).to_pylist()[0]
     lengths = [f"{row[key]:,} tokens {word}" for key, word in _LENGTHS if row.get(key) is not None]
     about = ", ".join([str(row.get("tenant") or "default"), *lengths])
-    name = row.get("request_id") or f"row {request + 1}"
+    name = row.get("request_id") or f"sent at {figures.digits(row['sent_s'])} s"
     return f"{html.escape(str(name))} ({html.escape(about)})"
 
 
