@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tenants.steps import Floats, Seen, emitting_steps
+from tenants.steps import Emitting, Floats, Seen
 
 HUBER = 1.345  # tuning constant in units of the scale estimate, Huber 1981: 95 % efficiency for normal errors
 FEWEST = 5
@@ -41,10 +41,10 @@ class Alone(NamedTuple):
         return self.c0_ns + self.c1_ns * length + self.c2_ns * length**2
 
 
-def learn(view: Seen) -> Alone | None:
+def learn(emitting: Emitting) -> Alone | None:
     """S(L) from the idle moments and the prefill episodes of a run; None where there are too few of both."""
-    idle_tokens, idle_ns = idle_points(view)
-    episode_tokens, episode_ns = episode_points(view)
+    idle_tokens, idle_ns = idle_points(emitting.view)
+    episode_tokens, episode_ns = episode_points(emitting)
     tokens = np.concatenate([idle_tokens, episode_tokens])
     times = np.concatenate([idle_ns, episode_ns])
     if len(tokens) < FEWEST:
@@ -67,14 +67,14 @@ def idle_points(view: Seen) -> tuple[Floats, Floats]:
     )
 
 
-def episode_points(view: Seen) -> tuple[Floats, Floats]:
+def episode_points(found: Emitting) -> tuple[Floats, Floats]:
     """(tokens, ns) of prefills that ran beside decoding streams, one at a time.
 
     Each stretch of neighbouring steps that hold prefill gives at most one: from its begin to its first first token,
     which must be the only one of its step and of a request that was there when the stretch began.
     """
-    found = emitting_steps(view)
-    holds = ((found.spare_ns > 0) | (found.firsts > 0)) & (found.decoding > 0)
+    view = found.view
+    holds = ((found.spare_ns > 0) | (found.firsts > 0)) & (found.rows.decoding > 0)
     begins = np.flatnonzero(holds & ~np.concatenate([[True], holds[:-1]]))
     ending = np.flatnonzero(found.firsts > 0)
     at = np.searchsorted(ending, begins)
@@ -85,11 +85,11 @@ def episode_points(view: Seen) -> tuple[Floats, Floats]:
     clean = (
         (unbroken[ends] == unbroken[begins])
         & (found.firsts[ends] == 1)
-        & (view.sent_ns[request] <= found.start_ns[begins])
+        & (view.sent_ns[request] <= found.rows.start_ns[begins])
     )
     begins, ends, request = begins[clean], ends[clean], request[clean]
     spare = np.concatenate([[0.0], np.cumsum(found.spare_ns)])
-    times = spare[ends + 1] - spare[begins] + found.fixed_ns * (ends + 1 - begins)
+    times = spare[ends + 1] - spare[begins] + found.cost[0] * (ends + 1 - begins)
     return view.input_tokens[request].astype(np.float64), times
 
 

@@ -26,7 +26,7 @@ import numpy as np
 import pyarrow as pa
 
 from tenants.alone import Alone, learn
-from tenants.steps import Floats, Ints, Seen, Steps, seen, steps
+from tenants.steps import Floats, Ints, Seen, Steps, emitting_steps, seen, steps
 
 UNSET_RANK = np.iinfo(np.int32).max  # a request without a priority is less urgent than any that has one
 
@@ -91,7 +91,8 @@ def blocking(
     """
     view = seen(outcomes)
     names, tenant = _tenants(outcomes)
-    alone = alone or learn(view)
+    emitting = emitting_steps(view)
+    alone = alone or learn(emitting)
     service = alone.ns(view.input_tokens) if alone else np.zeros(len(tenant))
     wait = np.where(view.answered, view.first_ns - view.sent_ns, 0).astype(np.float64)
     queued = _reported(outcomes, "queue_ns", 0.0) if engine_times else None
@@ -101,7 +102,7 @@ def blocking(
     blocked = np.maximum(wait - service, 0.0)
     if queued is not None:
         blocked = np.minimum(np.maximum(blocked, queued), wait)
-    found = steps(view, service)
+    found = steps(emitting, service)
     served = _served(view, found, tenant, len(names))
     total = served.sum(axis=1)
     by_tenant = served * np.minimum(1.0, blocked / np.maximum(total, 1.0))[:, None]

@@ -190,13 +190,13 @@ def _starts(view: Seen, end: Ints) -> Ints:
 class Emitting(NamedTuple):
     """Steps before anything is known of prefill costs; arrays are (steps,)."""
 
-    start_ns: Ints
-    end_ns: Ints
-    decoding: Ints  # rows that decode
+    view: Seen
+    rows: _Rows
     firsts: Ints  # first chunks that end it
     first_request: Ints  # one of the requests whose first chunk ends it, -1 for none
+    duration_ns: Floats
     spare_ns: Floats  # time beyond what its decoding rows explain
-    fixed_ns: float  # what a step takes however few rows it has
+    cost: tuple[float, float, float]  # a, b and κ of decoding, ns
 
 
 def emitting_steps(view: Seen) -> Emitting:
@@ -206,15 +206,8 @@ def emitting_steps(view: Seen) -> Emitting:
     number = len(duration)
     first_request = np.full(number, -1, dtype=np.int64)
     first_request[rows.step[rows.is_first]] = rows.request[rows.is_first]
-    return Emitting(
-        start_ns=rows.start_ns,
-        end_ns=rows.end_ns,
-        decoding=rows.decoding,
-        firsts=np.bincount(rows.step[rows.is_first], minlength=number),
-        first_request=first_request,
-        spare_ns=spare,
-        fixed_ns=cost[0],
-    )
+    firsts = np.bincount(rows.step[rows.is_first], minlength=number)
+    return Emitting(view, rows, firsts, first_request, duration, spare, cost)
 
 
 def _spare(rows: _Rows) -> tuple[Floats, Floats, tuple[float, float, float]]:
@@ -230,16 +223,14 @@ def _spare(rows: _Rows) -> tuple[Floats, Floats, tuple[float, float, float]]:
     return duration, spare, cost
 
 
-def steps(view: Seen, alone_ns: Floats) -> Steps:
+def steps(emitting: Emitting, alone_ns: Floats) -> Steps:
     """The steps of a run and each request's work in them.
 
     Args:
-        view: what was seen.
+        emitting: what the chunks tell.
         alone_ns: (requests,) time to the first token of each request with the engine to itself.
     """
-    rows = _emitting(view)
-    duration, spare, cost = _spare(rows)
-    return _shared_out(rows, duration, cost, _place_prefill(view, rows, spare, alone_ns), spare)
+    return _shared_out(emitting, _place_prefill(emitting, alone_ns))
 
 
 def _decode_cost(duration: Floats, rows: _Rows, has_first: npt.NDArray[np.bool_]) -> tuple[float, float, float]:
@@ -263,11 +254,12 @@ def _decode_cost(duration: Floats, rows: _Rows, has_first: npt.NDArray[np.bool_]
     return float(base), float(per_row), float(per_context)
 
 
-def _place_prefill(view: Seen, rows: _Rows, spare: Floats, alone_ns: Floats) -> tuple[Ints, Ints, Floats]:
+def _place_prefill(emitting: Emitting, alone_ns: Floats) -> tuple[Ints, Ints, Floats]:
     """Where each request's prefill ran: from its first chunk's step back, through what steps have to spare."""
+    view, rows = emitting.view, emitting.rows
     finished = np.flatnonzero(rows.is_first)
     finished = finished[np.argsort(rows.step[finished], kind="stable")]
-    left = spare.tolist()
+    left = emitting.spare_ns.tolist()
     before = _Before(left)
     starts, ends = rows.start_ns.tolist(), rows.end_ns.tolist()
     sent = view.sent_ns.tolist()
@@ -314,15 +306,10 @@ class _Before:
         return step
 
 
-def _shared_out(
-    rows: _Rows,
-    duration: Floats,
-    cost: tuple[float, float, float],
-    prefill: tuple[Ints, Ints, Floats],
-    spare: Floats,
-) -> Steps:
+def _shared_out(emitting: Emitting, prefill: tuple[Ints, Ints, Floats]) -> Steps:
     """Each step's time over its rows: decode rows by their cost, prefill by what was placed, scaled to the duration."""
-    base, per_row, per_context = cost
+    rows, duration, spare = emitting.rows, emitting.duration_ns, emitting.spare_ns
+    base, per_row, per_context = emitting.cost
     number = len(duration)
     step, request, work = prefill
     placed = np.bincount(step, weights=work, minlength=number)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tenants.steps import Seen, cluster, seen, steps
+from tenants.steps import Seen, cluster, emitting_steps, seen, steps
 from traces.record import Metadata, table
 
 MS = 1_000_000
@@ -37,7 +37,9 @@ def test_a_stream_never_emits_twice_in_one_step():
 
 
 def test_a_step_after_an_idle_engine_starts_when_something_is_sent():
-    found = steps(view([(0, 10, [20, 30, 40]), (500, 10, [520, 530])]), np.array([20.0 * MS, 20.0 * MS]))
+    found = steps(
+        emitting_steps(view([(0, 10, [20, 30, 40]), (500, 10, [520, 530])])), np.array([20.0 * MS, 20.0 * MS])
+    )
     after = int(np.searchsorted(found.end_ns, 520 * MS))
     assert found.start_ns[after] == 500 * MS
 
@@ -45,7 +47,7 @@ def test_a_step_after_an_idle_engine_starts_when_something_is_sent():
 def test_a_long_step_is_the_prefill_of_who_then_gets_its_first_token():
     decoding = (0, 100, [10, *range(20, 101, 10), 200, *range(210, 301, 10)])
     newcomer = (95, 1500, [200, *range(210, 301, 10)])
-    found = steps(view([decoding, newcomer]), np.array([10.0 * MS, 95.0 * MS]))
+    found = steps(emitting_steps(view([decoding, newcomer])), np.array([10.0 * MS, 95.0 * MS]))
     long = int(np.searchsorted(found.end_ns, 200 * MS))
     rows = found.row_step == long
     work = dict(zip(found.row_request[rows].tolist(), found.row_work[rows].tolist(), strict=True))
@@ -55,7 +57,7 @@ def test_a_long_step_is_the_prefill_of_who_then_gets_its_first_token():
 
 def test_all_of_a_step_is_given_to_somebody():
     requests = [(i * 7.0, 200, [50.0 + i * 7 + 10 * k for k in range(20)]) for i in range(4)]
-    found = steps(view(requests), np.full(4, 15.0 * MS))
+    found = steps(emitting_steps(view(requests)), np.full(4, 15.0 * MS))
     given = np.bincount(found.row_step, weights=found.row_work, minlength=len(found.end_ns))
     served = given > 0
     assert np.allclose(given[served], (found.end_ns - found.start_ns)[served])
