@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,12 @@ def read(folder: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """(each recorder's counts with its state, totals of the folder). Raises BadFile when there is no such folder."""
     if not folder.is_dir():
         raise BadFile(f"{folder}: no such folder; name the one that `capture --out` writes to")
+    spools = [path.name for path in folder.glob(f"spool-*{spool.SUFFIX}")]
     recorders = []
     for path in sorted(folder.glob("recorder-*.json")):
         with contextlib.suppress(OSError, msgspec.DecodeError):
             counts = msgspec.json.decode(path.read_bytes(), type=Counts)
-            recorders.append({**msgspec.to_builtins(counts), "state": state(counts)})
+            recorders.append({**msgspec.to_builtins(counts), "state": state(counts, spools)})
     import pyarrow.parquet as pq
 
     rows = parts = 0
@@ -36,21 +38,21 @@ def read(folder: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     kept = {
         "parts": parts,
         "rows_in_parts": rows,
-        "spools": len(list(folder.glob(f"spool-*{spool.SUFFIX}"))),
+        "spools": len(spools),
         "left_behind": [path.name for path in spool.left_behind(folder)],
         "bytes": kept_bytes(folder),
     }
     return recorders, kept
 
 
-def state(counts: Counts) -> str:
-    """Whether a recorder runs, ended well, or died."""
+def state(counts: Counts, spools: Sequence[str]) -> str:
+    """Whether a recorder runs, ended well, or died; `recovered` when it died and none of the folder's spools is its."""
     if counts.over:
         return "ended"
     try:
         os.kill(counts.pid, 0)
     except ProcessLookupError:
-        return "died"
+        return "died" if any(name.startswith(f"spool-{counts.name}-") for name in spools) else "recovered"
     except PermissionError:
         pass
     return "running" if time.time() - counts.now_s < FRESH_S else "silent"
@@ -59,7 +61,7 @@ def state(counts: Counts) -> str:
 def describe(folder: Path, recorders: list[dict[str, Any]], kept: dict[str, Any]) -> list[str]:
     """Lines for people."""
     lines = [
-        f"{each['name']}  {each['state']:<8}{each['rows']:>10,} rows {each['rows_per_s']:>8.1f}/s"
+        f"{each['name']}  {each['state']:<10}{each['rows']:>10,} rows {each['rows_per_s']:>8.1f}/s"
         f"{each['dropped']:>8,} dropped{each['in_flight']:>6,} in flight{each['passed']:>8,} passed"
         for each in recorders
     ]

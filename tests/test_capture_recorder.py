@@ -20,6 +20,7 @@ from capture.recorder import Recorder, prepared
 from capture.settings import Settings
 from traces import parquet, spool
 from traces.meter import Meter
+from traces.recover import recover
 
 
 def exchange(number, body=b'{"model": "m", "stream": true}'):
@@ -214,19 +215,30 @@ def test_the_salt_is_new_for_every_recording_and_kept_only_when_asked(tmp_path):
     assert (tmp_path / "b" / "salt").stat().st_mode & 0o777 == 0o600
 
 
-def test_status_says_who_runs_who_ended_and_who_died(tmp_path):
+def test_status_says_who_ended_who_died_and_whose_rows_were_recovered(tmp_path):
     out = tmp_path / "out"
     recording = recorder(out)
     recording.start()
     recording.put(exchange(0))
     recording.stop()
-    dead = msgspec.structs.replace(recording.counts, name="gone", pid=2**22 - 1, over=False)
-    (out / "recorder-gone.json").write_bytes(msgspec.json.encode(dead))
+    killed = recorder(out)
+    killed.put(exchange(1))
+    killed._turn()
+    killed._spool.let_go()
+    dead = msgspec.structs.replace(killed.counts, pid=2**22 - 1)
+    (out / f"recorder-{dead.name}.json").write_bytes(msgspec.json.encode(dead))
     shown = CliRunner().invoke(capture, ["status", str(out)])
     assert shown.exit_code == 0, shown.output
     assert "ended" in shown.output
     assert "died" in shown.output
     assert "0 running; 1 rows in 1 parts" in shown.output
+    assert f"traces recover {out}" in shown.output
     told = json.loads(CliRunner().invoke(capture, ["status", str(out), "--json"]).output)
-    assert {each["state"] for each in told["recorders"]} == {"ended", "died"}
+    assert {each["name"]: each["state"] for each in told["recorders"]} == {recording.name: "ended", dead.name: "died"}
     assert told["rows_in_parts"] == 1
+    assert CliRunner().invoke(recover, [str(out)]).exit_code == 0
+    shown = CliRunner().invoke(capture, ["status", str(out)]).output
+    assert f"{dead.name}  recovered" in shown
+    assert "0 running; 2 rows in 2 parts, 0 spools" in shown
+    assert "died" not in shown
+    assert "left behind" not in shown
