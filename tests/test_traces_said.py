@@ -72,6 +72,10 @@ CASES = [
      + sse({"type": "message-end", "delta": {"finish_reason": "COMPLETE"}}), EVENTS, 3),
     ("tgi, whole", document({"generated_text": "abcd"}), JSON, 4),
     ("llama.cpp", sse({"content": "ab", "stop": False}) + sse({"content": "", "stop": True}), EVENTS, 2),
+    ("watsonx", sse({"results": [{"generated_text": "ab", "stop_reason": "not_finished"}]})
+     + sse({"results": [{"generated_text": "c", "stop_reason": "eos_token"}]}), EVENTS, 3),
+    ("watsonx, whole",
+     document({"results": [{"generated_text": "abcd", "stop_reason": "max_tokens"}]}), JSON, 4),
     ("sglang, cumulative", sse({"text": "ab", "meta_info": {}}) + sse({"text": "abc", "meta_info": {}}), EVENTS, 3),
     ("no words", role() + DONE, EVENTS, None),
     ("no JSON", b"data: hello\n\n", EVENTS, None),
