@@ -317,7 +317,10 @@ def _text(trace: pa.Table, name: str) -> pa.Array | None:
 def _lengths(trace: pa.Table, name: str, notes: list[str]) -> Any:
     """Token counts, at least 1. Unknown ones take the median of the known ones, and that is said."""
     if name not in trace.schema.names or trace.column(name).null_count == trace.num_rows:
-        raise BadFile(f"column {name} is missing or empty: a replay needs the length of every request")
+        raise BadFile(
+            f"column {name} is missing or empty: a replay needs the length of every request; "
+            f"a recording: capture again with --tokenizer FILE; a CSV: import it with --map {name}=COLUMN"
+        )
     column = trace.column(name)
     unknown = column.null_count
     if unknown:

@@ -99,6 +99,7 @@ def engine():
 WRONG = {
     "a missing file": (["nowhere.parquet"], "nowhere.parquet: no such file"),
     "a CSV in place of Parquet": (["{csv}"], "traces import csv"),
+    "a recording without lengths": (["{unmeasured}"], "capture again with --tokenizer FILE"),
     "an unknown tenant": (["{trace}", "--tenant-mix", "riks:summary"], "did you mean risk?"),
     "speed 0": (["{trace}", "--speed", "0"], "'--speed': '0' must be above 0"),
     "speed in words": (["{trace}", "--speed", "fast"], "'--speed': 'fast' is not a factor: write it as 2x"),
@@ -138,7 +139,8 @@ def test_a_mistake_is_one_clear_line_and_exit_2(case, tagged, engine, tmp_path, 
     csv = tmp_path / "conv.csv"
     csv.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n")
     arguments, wanted = WRONG[case]
-    places = {"csv": csv, "trace": tagged, "engine": engine, "folder": tmp_path}
+    unmeasured = write_trace(tmp_path / "unmeasured.parquet", [0, 100], input_tokens=[None] * 2)
+    places = {"csv": csv, "trace": tagged, "engine": engine, "folder": tmp_path, "unmeasured": unmeasured}
     found = refused(monkeypatch, capsys, *(argument.format(**places) for argument in arguments))
     assert wanted in found
 
