@@ -59,8 +59,8 @@ def test_rows_that_cannot_be_replayed_are_refused_by_count():
     ("columns", "message"),
     [
         ({"arrival_ns": [], "input_tokens": [], "output_tokens": []}, "no rows"),
-        ({"arrival_ns": [0, 1], "input_tokens": [None, None]}, r"input_tokens is missing.*capture again with --tokenizer FILE"),
-        ({"arrival_ns": [0, 1], "output_tokens": [None, None]}, r"output_tokens is missing.*--map output_tokens=COLUMN"),
+        ({"arrival_ns": [0, 1], "input_tokens": [None, None]}, r"input_tokens is missing.*again with --tokenizer"),
+        ({"arrival_ns": [0, 1], "output_tokens": [None, None]}, r"output_tokens is missing.*--map output_tokens="),
         ({"arrival_ns": [5, 1]}, "not in order"),
     ],
 )
