@@ -21,7 +21,7 @@ from replay.options import OfferOptions, SendOptions, make_offer, offer_options,
 from replay.target import parse_target
 from replay.trials import Setup, experiment_options
 from traces.shell import DURATION, EXIT_INTERRUPTED, EXIT_UNJUDGED, parsed
-from traces.units import NS_PER_S
+from traces.units import NS_PER_S, show_ns
 
 if TYPE_CHECKING:
     from replay.arms import Part
@@ -89,7 +89,7 @@ def isolate(
     offered = make_offer(offer)
     setup = _setup(offered, send, **rest)
     trials.announce(offered, setup)
-    click.echo(f"{trials.minutes(offered, setup):,.0f} min and what the servers take to finish", err=True)
+    click.echo(f"{show_ns(trials.span_ns(offered, setup))} and what the servers take to finish", err=True)
     if dry_run:
         check_files(send)
         return 0

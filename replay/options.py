@@ -22,7 +22,7 @@ import msgspec
 
 from traces.reshape import ShapeOptions, shape_options
 from traces.shell import DURATION, parsed
-from traces.units import NS_PER_MS, NS_PER_S
+from traces.units import NS_PER_S, show_ns
 
 if TYPE_CHECKING:
     from replay.plan import Plan
@@ -386,5 +386,5 @@ def _capped(tenants: tuple[Tenant, ...], caps: tuple[str, ...]) -> tuple[Tenant,
 
 
 def span_text(span_ns: int) -> str:
-    """A span for people: seconds with one decimal below ten minutes."""
-    return f"{span_ns / NS_PER_S:,.1f} s" if span_ns >= NS_PER_S else f"{span_ns / NS_PER_MS:,.0f} ms"
+    """A span for people: seconds with one decimal, less than one as it is."""
+    return f"{span_ns / NS_PER_S:,.1f} s" if span_ns >= NS_PER_S else show_ns(span_ns)

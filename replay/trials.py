@@ -144,9 +144,9 @@ def announce(offered: Offered, setup: Setup) -> None:
     )
 
 
-def minutes(offered: Offered, setup: Setup) -> float:
+def span_ns(offered: Offered, setup: Setup) -> int:
     """What the experiment takes on a real clock, without what its servers take to finish."""
-    return setup.trials * len(_folders(setup)) * (offered.plan.span_ns + setup.cool_ns) / NS_PER_S / 60
+    return setup.trials * len(_folders(setup)) * (offered.plan.span_ns + setup.cool_ns)
 
 
 def _folders(setup: Setup) -> list[str]:

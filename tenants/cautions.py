@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from tenants import quantiles
+from tenants import figures, quantiles
 from tenants.measures import ABORT, OK, Columns, Rows
 from tenants.sla import Rule
 
@@ -76,7 +76,7 @@ def _drifts(rows: Rows) -> list[str]:
         apart = one.low > other.high or other.low > one.high
         if apart and max(median, later) >= DRIFT_RATIO * min(median, later):
             found.append(
-                f"not stationary: {name} TTFT P50 is {median:,.0f} ms in the first fifth of the run and "
-                f"{later:,.0f} ms after it (cold caches, or a load that changes)"
+                f"not stationary: {name} TTFT P50 is {figures.digits(median)} ms in the first fifth of the run and "
+                f"{figures.digits(later)} ms after it (cold caches, or a load that changes)"
             )
     return found

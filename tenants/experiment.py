@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tenants import figures
 from tenants import folder as folders
 from tenants.arms import ALONE, ArmRun
 from tenants.blocking import Blocker, blockers, blocking
@@ -285,4 +286,6 @@ def _worse(now: Any, before: Any, label: str, trials: tuple[int, int]) -> str:
     variances = np.square(errors)
     dof = variances.sum() ** 2 / np.sum(variances**2 / np.maximum(1, np.array(trials) - 1))
     lower = np.log(value / old) - special.stdtrit(dof, 0.975) * np.sqrt(variances.sum())
-    return f"{value:,.0f} ms, {old:,.0f} ms in the baseline, beyond the interval" if lower > 0 else ""
+    if lower <= 0:
+        return ""
+    return f"{figures.beside(value, old)} ms, {figures.digits(old)} ms in the baseline, beyond the interval"

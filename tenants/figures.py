@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from tenants.sla import RuleResult
-from tenants.summary import Percentiles
+if TYPE_CHECKING:
+    from tenants.sla import RuleResult
+    from tenants.summary import Percentiles
 
 NONE = "n/a"
 INFINITE = "∞"
 
 
 def digits(value: float | None) -> str:
-    """Three significant digits, thousands set apart: ``3.14``, ``31.4``, ``314``, ``3,142``."""
+    """Three significant digits, thousands set apart: ``0.0123``, ``3.14``, ``31.4``, ``314``, ``3,142``.
+
+    Between 0.1 and 1 the second decimal is the last, so that columns of times stay narrow.
+    """
     if value is None or math.isnan(value):
         return NONE
     if math.isinf(value):
@@ -23,7 +28,15 @@ def digits(value: float | None) -> str:
         return f"{value:,.0f}"
     if size >= 9.995:
         return f"{value:.1f}"
-    return f"{value:.2f}" if size >= 0.005 or size == 0 else f"{value:.1g}"
+    if size >= 0.0995 or size == 0:
+        return f"{value:.2f}"
+    return f"{value:.{2 - math.floor(math.log10(size))}f}".rstrip("0")
+
+
+def beside(value: float, other: float) -> str:
+    """A value that stands beside another in a sentence, with digits enough to tell them apart: ``10.04``, ``10.0``."""
+    text = digits(value)
+    return f"{value:,.7g}" if text == digits(other) and value != other else text
 
 
 def percentile(block: Percentiles | None, name: str) -> str:

@@ -188,6 +188,8 @@ def _write(path: Path, text: str) -> None:
 
 def slower(now: list[Summary], before: Summary) -> list[str]:
     """Percentiles whose whole interval lies above the baseline's; a single run knows nothing of other days."""
+    from tenants import figures
+
     found = []
     for summary in now:
         for name, part in summary.tenants.items():
@@ -199,9 +201,11 @@ def slower(now: list[Summary], before: Summary) -> list[str]:
                     if limits is None or (ends is None and label not in here.infinite):
                         continue
                     if ends is None or ends[0] > limits[1]:
-                        value = "∞" if ends is None else f"{getattr(here, label):,.0f} ms"
                         was = getattr(there, label)
-                        found.append(f"{name} {metric.removesuffix('_ms')}_{label}: {value}, {was:,.0f} ms before")
+                        value = "∞" if ends is None else f"{figures.beside(getattr(here, label), was)} ms"
+                        found.append(
+                            f"{name} {metric.removesuffix('_ms')}_{label}: {value}, {figures.digits(was)} ms before"
+                        )
     return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tenants import sla
+from tenants import figures, sla
 from tenants.sla import RuleResult
 
 MOST_FAILED = 0.01  # share of failed requests from which on any run fails
@@ -34,7 +34,7 @@ def sentence(
     ruled = [result for result in results if result.rule != IMPLICIT.text]
     count = f"{len(about)} of {len(results)} rules" if len(results) > 1 else "the rule"
     if verdict == sla.PASS:
-        late = f"; sends late by {late_p99_ms:,.1f} ms at P99" if late_p99_ms is not None else ""
+        late = f"; sends late by {figures.digits(late_p99_ms)} ms at P99" if late_p99_ms is not None else ""
         if not ruled:
             return f"{planned:,} requests, {failed:,} failed{late}; no SLA was given."
         return f"all {len(ruled)} SLA{'s' if len(ruled) > 1 else ''} hold: {_says(ruled[0])}{late}."

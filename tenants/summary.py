@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from tenants import quantiles, sla, verdicts
+from tenants import figures, quantiles, sla, verdicts
 from tenants.cautions import cautions
 from tenants.measures import ABORT, CUT, FAILED, OK, UNSENT, Floats, Gaps, Mask, Rows, rows_of
 from tenants.sentence import describe, sentence
@@ -320,7 +320,8 @@ def _reasons_invalid(lateness: Lateness, *, interrupted: bool, invalid: Sequence
     reasons = ["interrupted"] if interrupted else []
     if lateness.p99 is not None and lateness.p99 > lateness.limit:
         reasons.append(
-            f"client-bound: P99 lateness {lateness.p99:,.1f} ms is above {lateness.limit:,.0f} ms "
+            f"client-bound: P99 lateness {figures.beside(lateness.p99, lateness.limit)} ms is above "
+            f"{figures.digits(lateness.limit)} ms "
             "(the sender was late, so the run says nothing about the server)"
         )
     return [*reasons, *invalid]

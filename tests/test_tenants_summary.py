@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tenants import measures, sla
+from tenants import figures, measures, sla
 from tenants import summary as outcome
 from tenants.tenant import Tenant
 from traces.errors import TraceError
@@ -319,6 +319,27 @@ def test_a_run_whose_sender_was_late_is_invalid(late_ms, rule, limit, valid):
         assert summary.verdict == "invalid"
         assert summary.reasons[0].startswith("client-bound")
         assert outcome.exit_code(summary) == 3
+
+
+@pytest.mark.parametrize(
+    ("late_ms", "limit_ms", "said"),
+    [
+        (0.25, 0.001, "P99 lateness 0.25 ms is above 0.001 ms"),
+        (0.002, 0.0015, "P99 lateness 0.002 ms is above 0.0015 ms"),
+        (10.04, 10, "P99 lateness 10.04 ms is above 10.0 ms"),
+        (1234.4, 1234, "P99 lateness 1,234.4 ms is above 1,234 ms"),
+    ],
+)
+def test_a_limit_is_said_as_it_is_and_what_passed_it_as_more(late_ms, limit_ms, said):
+    summary = summarise([{"due_ns": 0, "released_ns": 0, "sent_ns": late_ms}] * 200, max_lateness_ms=limit_ms)
+    assert said in summary.sentence
+
+
+def test_a_limit_far_below_a_millisecond_is_judged_and_said_as_it_is():
+    summary = summarise([{"first_token_ns": 0.5}] * 200, "risk: ttft_p95 < 0.001ms")
+    assert summary.verdict == "fail"
+    assert "promised < 0.001ms" in summary.sentence
+    assert figures.limit(summary.tenants["risk"].sla[0]) == "0.001 ms"
 
 
 def test_one_late_request_in_a_thousand_is_no_reason():
