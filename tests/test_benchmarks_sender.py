@@ -11,6 +11,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 
 import sender
+import soak
 import truth
 
 
@@ -46,6 +47,20 @@ def test_a_closed_loop_asks_as_often_as_it_is_told(server, tmp_path):
     assert len(log.ids) == 100
     assert set(log.tokens.tolist()) == {16}
     assert np.all(log.last_ns >= log.token_ns)
+
+
+@pytest.mark.data
+def test_a_soak_tells_lateness_and_memory_by_process(server, tmp_path):
+    ran = soak.soak(server, tmp_path, 0.02, 50, look_s=0.2)
+    assert len(ran.late_ms) == len(ran.added_ms) == 60
+    assert ran.late_ms.min() >= 0
+    assert {name for name, sizes in ran.memory_mb.items() if max(sizes) > 5} == {"command", "worker"}
+    assert "60 requests sent, 60 ok, valid" in soak.report(ran, 0.02, 50)
+
+
+def test_a_drift_is_told_as_its_sum_over_the_run():
+    assert soak.trend(np.linspace(1.0, 2.0, 10)).startswith("+1.1")
+    assert soak.by_minute(np.array([0.0, 59.9, 60.0, 61.0]), np.array([1.0, 1.0, 5.0, 5.0]), 0.5).tolist() == [1.0, 5.0]
 
 
 def test_tables_are_put_between_the_marks_and_nowhere_else(tmp_path):
