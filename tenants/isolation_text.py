@@ -180,8 +180,8 @@ def _arms(found: Judged) -> list[Column]:
     return [
         Column("tenant", [name for name, _, _ in rows], right=False),
         Column("arm", [arm for _, arm, _ in rows], right=False),
-        Column("n", [f"{held.ok:,}" for held in numbers], 3),
-        Column("failed", [f"{held.failed:,}" for held in numbers], 5),
+        Column("n", [f"{held.ttft_ms.n:,}" for held in numbers]),  # failed ones too: they are +∞ in every time
+        Column("failed", [f"{held.failed:,}" for held in numbers], 0 if any(h.failed for h in numbers) else 5),
         *[
             Column(f"TTFT ms {label.upper()}", [_quantile(h.ttft_ms, label) for h in numbers])
             for label in ("p50", "p95")
@@ -192,7 +192,7 @@ def _arms(found: Judged) -> list[Column]:
         Column("TPOT ms P50", [_quantile(held.tpot_ms, "p50") for held in numbers], 6),
         Column("tok/s", [figures.digits(held.output_tokens_per_s.value) for held in numbers], 1),
         Column("overtaken", [_share(held.inverted_share) for held in numbers], 3),
-        Column("longest wait s", [figures.digits(held.starvation_s) for held in numbers], 3),
+        Column("max wait s", [figures.digits(held.starvation_s) for held in numbers], 3),
         Column("SLA", [_rules(held) for held in numbers], 1, right=False),
     ]
 

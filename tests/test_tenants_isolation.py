@@ -107,6 +107,18 @@ def test_the_table_begins_and_ends_with_the_verdict(folders):
     assert any("intervals from how they differ" in line for line in lines)
 
 
+@pytest.mark.parametrize("width", [80, 100, 120])
+@pytest.mark.parametrize("name", ["isolated", "failing"])
+def test_every_number_has_its_count_however_narrow_the_terminal(folders, name, width):
+    shown = CliRunner().invoke(judge, [str(folders[name])], env={"COLUMNS": str(width)}).stdout.splitlines()
+    begin = next(i for i, line in enumerate(shown) if line.startswith("Each tenant in each arm"))
+    heads, *rows = shown[begin + 2 : shown.index("", begin)]
+    words = heads.split()
+    assert max(len(line) for line in (heads, *rows)) <= width
+    assert [row.split()[words.index("n")] for row in rows] == ["1,600"] * 3 + ["800"] * 3
+    assert name == "isolated" or "failed" in words
+
+
 def test_junit_has_a_case_for_each_promise_and_no_green_one_that_is_open(folders, tmp_path):
     told(folders["leaky"], "--junit", tmp_path / "leaky.xml", "--json")
     suite = ET.parse(tmp_path / "leaky.xml").getroot()  # our own file
