@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import pyarrow as pa
 
-from replay import arms, preflight, session
+from replay import arms, preflight, runfile, session
 from replay.options import Offered, OfferOptions, SendOptions
 from replay.run import Watch
 from tenants import folder as folders
@@ -81,4 +81,4 @@ def join(folder: Path, offered: Offered) -> None:
         invalid=[] if all(half.summary.valid for half in halves) else ["one half of the pool is invalid"],
     )
     document = {"format": 1, "halves": ["first", "second"], "summary": msgspec.to_builtins(summary)}
-    session.write_document(folder, document)
+    runfile.write(folder, document)

@@ -12,27 +12,21 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import platform
 import secrets
-import socket
-import sys
-import time
 from collections.abc import Iterator, Sequence
-from importlib import metadata as packages
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
-import pyarrow as pa
 
 from replay import plan as planning
-from replay import preflight, selfcheck
+from replay import preflight, remarks, runfile, selfcheck
 from replay import run as running
 from replay.options import Offered, OfferOptions, SendOptions
 from replay.plan import NONE, Plan
 from replay.preflight import Ask, Models, Refused, Server, Target
-from replay.prompts import Wiring, mix, takes_ids
+from replay.prompts import Wiring, mix
 from replay.run import Crew, Result, Watch
 from replay.selfcheck import Floor
 from replay.vocabulary import Vocabulary
@@ -42,15 +36,10 @@ from tenants.dialects import Dialect
 from tenants.summary import Summary, summarise
 from tenants.tenant import Tenant
 from traces import parquet
-from traces.record import ENDPOINTS
 from traces.units import NS_PER_MS, NS_PER_S
 
 _REQUEST_US, _EVENT_US = 350, 12  # what a request and an event of it cost a sender, roughly, measuring included
 _BUSY = 0.3  # a core that is busier than this gets company
-
-MAX_LAG_MS = 10.0  # P99 of a worker's event loop lag beyond which its stamps are not believed,
-MIN_LAGS = 100  # from so many samples on
-WAITED = 0.1  # share of time without a core that is worth a word
 
 
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -138,7 +127,7 @@ def prepare(offered: Offered, send: SendOptions, target: Target, *, seed: int = 
     learnt = preflight.learn_vocabulary(known, plan, Path(send.tokenizer) if send.tokenizer else None)
     overhead, said = preflight.overheads(known, plan, learnt)
     notes += said
-    notes += _length_notes(plan, dialect, learnt)
+    notes += remarks.lengths(plan, dialect, learnt)
     notes += preflight.length_notes(plan, found)
     salt = mix(seed, 0x5EED) if send.keep_prefix_cache else secrets.randbits(64)
     wiring = Wiring(
@@ -263,7 +252,7 @@ def perform(
         watch=watch,
     )
     outcomes = parquet.read(folder / "outcomes.parquet")
-    warnings = [*warnings, *notes, *_deviation(outcomes), *_said_of_run(result, send)]
+    warnings = [*warnings, *notes, *remarks.deviation(outcomes), *remarks.of_workers(result, send)]
     summary = summarise(
         outcomes,
         tenants=offered.tenants,
@@ -272,10 +261,10 @@ def perform(
         interrupted=result.interrupted,
         digest=digest,
         warnings=warnings,
-        invalid=[*invalid, *result.lost, *_starved(result, send)],
+        invalid=[*invalid, *result.lost, *remarks.starved(result, send)],
     )
-    document = _document(offered, (asked, send), ready, result, summary) | _blocking(offered, outcomes)
-    write_document(folder, document)
+    document = runfile.described(offered, (asked, send), ready, result, summary) | runfile.blocking(offered, outcomes)
+    runfile.write(folder, document)
     return Ran(folder=folder, result=result, summary=summary, document=document, outcomes=outcomes)
 
 
@@ -301,14 +290,6 @@ def one(
         ready = prepare(offered, send, target, seed=asked.seed)
         folder.mkdir(parents=True)
         return perform(offered, send, ready, folder, workers, asked=asked, arm=arm, watch=watch)
-
-
-def write_document(folder: Path, document: dict[str, Any]) -> None:
-    """Write `run.json`, complete or not at all, for its owner alone as the outcomes are."""
-    temporary = folder / ".run.json.tmp"
-    temporary.touch(0o600)
-    temporary.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n")
-    temporary.replace(folder / "run.json")
 
 
 def _headers(send: SendOptions) -> dict[str, str]:
@@ -362,22 +343,6 @@ def _dialect(send: SendOptions, found: Server) -> tuple[Dialect, str]:
     return dialects.named(found.detected.dialect), found.detected.why
 
 
-def _length_notes(plan: Plan, dialect: Dialect, learnt: Vocabulary) -> list[str]:
-    """How exact the prompts and the outputs can be here."""
-    notes = []
-    text = [kind for kind in preflight.kinds_of(plan) if not (learnt.ids and takes_ids(dialect.name, kind))]
-    if text and not learnt.exact:
-        how = (
-            "words taken as one token each, for nothing could be asked"
-            if learnt.source == "assumed"
-            else f"words of {learnt.tokens_per_word:.2f} tokens on average"
-        )
-        notes.append(f"{', '.join(text)}: prompt lengths are approximate ({how})")
-    if not dialect.forces_length:
-        notes.append(f"{dialect.name}: output lengths cannot be forced, the trace's are a limit")
-    return notes
-
-
 def _drop_after_ns(send: SendOptions) -> int | None:
     """`--catch-up drop`: what is later than the allowed lateness is not sent."""
     if send.catch_up != "drop":
@@ -398,120 +363,3 @@ def tls(send: SendOptions) -> Any:
     except OSError as error:  # an SSLError is one: the file holds no certificate
         why = "no certificate in it" if isinstance(error, ssl.SSLError) else error.strerror
         raise Refused(f"--ca-file {send.ca_file}: {why}") from error
-
-
-def _deviation(outcomes: Any) -> list[str]:
-    """How far the prompt lengths that the server counted are from the plan's."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    if not outcomes.num_rows or "input_tokens" not in outcomes.schema.names:
-        return []
-    off = pc.subtract(outcomes.column("input_tokens"), outcomes.column("planned_input_tokens")).drop_null()
-    if isinstance(off, pa.ChunkedArray):
-        off = off.combine_chunks()
-    values = off.to_numpy()
-    wrong = values[values != 0]
-    if not len(wrong):
-        return []
-    mean, most = np.abs(wrong).mean(), np.abs(wrong).max()
-    share = f"{len(wrong):,} of {len(values):,}"
-    return [f"prompt lengths: {share} differ from the plan, by {mean:.1f} tokens on average, {most:,} at most"]
-
-
-def _said_of_run(result: Result, send: SendOptions) -> list[str]:
-    """What the workers have to say that a reader must know."""
-    notes = []
-    dropped = sum(report.dropped for report in result.reports)
-    if dropped:
-        notes.append(f"{dropped:,} requests were too late to be sent and dropped (--catch-up drop)")
-    retries = sum(report.retries for report in result.reports)
-    if retries:
-        notes.append(f"{retries:,} further attempts were made (--retry {send.retry}): they add to the load")
-    waited = max((report.waited_s / report.wall_s for report in result.reports if report.wall_s), default=0.0)
-    if waited > WAITED:
-        notes.append(f"a sender was ready and had no core {waited:.0%} of the time: other work on this machine took it")
-    if any(report.drain_ended for report in result.reports):
-        notes.append(f"the drain ended after {send.drain_ns / NS_PER_S:.0f} s with requests in flight: they are cut")
-    return notes
-
-
-def _starved(result: Result, send: SendOptions) -> list[str]:
-    """Workers whose event loop itself was late all the time: their stamps say nothing about the server."""
-    limit_ms = max(MAX_LAG_MS, (send.max_lateness_ns or 0) / NS_PER_MS)
-    return [
-        f"client-bound: worker {report.worker} was late to look at its sockets, by {report.lag_ms_p99:,.0f} ms (P99), "
-        f"and waited for a core {report.waited_s / report.wall_s:.0%} of the time"
-        for report in result.reports
-        if report.lags >= MIN_LAGS and report.lag_ms_p99 > limit_ms
-    ]
-
-
-def _document(
-    offered: Offered, options: tuple[OfferOptions, SendOptions], ready: Ready, result: Result, summary: Summary
-) -> dict[str, Any]:
-    """What `run.json` holds. Header values and keys are left out."""
-    asked, send = options
-    shown = msgspec.to_builtins(send) | {"header": [text.partition(":")[0] for text in send.header]}
-    wiring = ready.wiring
-    return {
-        "format": 1,
-        "command": {"offer": msgspec.to_builtins(asked), "send": shown},
-        "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(result.start_unix_ns / NS_PER_S)),
-        "start_unix_ns": result.start_unix_ns,
-        "wall_s": result.wall_s,
-        "target": ready.target.origin + ready.target.base_path,
-        "server": msgspec.to_builtins(ready.server),
-        "dialect": {"name": ready.dialect.name, "why": ready.dialect_why, "note": ready.dialect.note},
-        "model": ready.models.default,
-        "prompts": {
-            "source": ready.vocabulary.source,
-            "ids": bool(ready.vocabulary.ids),
-            "exact": ready.vocabulary.exact or bool(ready.vocabulary.ids),
-            "tokens_added": wiring.overhead,
-            "endpoints": [ENDPOINTS[index] for index in np.unique(offered.plan.endpoint).tolist()],
-        },
-        "tenants": msgspec.to_builtins([msgspec.structs.replace(t, headers={}) for t in offered.tenants]),
-        "plan": planning.counts(offered.plan) | {"digest": summary.digest, "turns": asked.turns},
-        "trace": {"rows": offered.rows_before, "span_ns": offered.span_before_ns, "source": offered.metadata.source},
-        "shape": [report.line() for report in offered.reports],
-        "transport": sorted({report.transport for report in result.reports}),
-        "workers": msgspec.to_builtins(result.reports),
-        "self_check": msgspec.to_builtins(ready.floor),
-        "host": host(),
-        "versions": versions(),
-        "notes": ready.notes,
-        "summary": msgspec.to_builtins(summary),
-    }
-
-
-def _blocking(offered: Offered, outcomes: pa.Table) -> dict[str, Any]:
-    """Who waited for whom, for `run.json`; nothing where rows cannot tell. It takes no result with it when it fails."""
-    from tenants import experiment
-
-    ranks = {tenant.name: tenant.priority for tenant in offered.tenants if tenant.priority is not None}
-    try:
-        if not experiment.can_tell(outcomes):
-            return {}
-        return {"blocking": msgspec.to_builtins(experiment.of_runs([outcomes], ranks))}
-    except Exception as error:  # noqa: BLE001 - the run is measured: say it and go on
-        return {"blocking": {"error": f"{type(error).__name__}: {error}"}}
-
-
-def host() -> dict[str, Any]:
-    """This machine, for the record."""
-    return {
-        "name": socket.gethostname(),
-        "system": f"{platform.system()} {platform.release()}",
-        "machine": platform.machine(),
-        "cores": os.cpu_count(),
-    }
-
-
-def versions() -> dict[str, str]:
-    """Of what the sender stands on."""
-    found = {"python": platform.python_version(), "implementation": sys.implementation.name}
-    for name in ("convoy-replay", "aiohttp", "uvloop", "httptools", "msgspec", "numpy", "pyarrow"):
-        with contextlib.suppress(packages.PackageNotFoundError):
-            found[name] = packages.version(name)
-    return found

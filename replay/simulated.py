@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from replay import arms, pooled
+from replay import arms, pooled, runfile
 from replay import plan as planning
 from replay import rows as outcome_rows
 from replay.engine import virtual
@@ -28,7 +28,6 @@ from replay.engine.steptime import Profile
 from replay.engine.virtual import Result, Workload
 from replay.options import Offered, OfferOptions, SendOptions
 from replay.plan import NONE, Plan
-from replay.session import host, versions, write_document
 from tenants import dialects
 from tenants.summary import Summary, summarise
 from traces import parquet
@@ -127,7 +126,7 @@ def keep(ran: Simulated, offer: OfferOptions, folder: Path) -> Summary:
     folder.mkdir(parents=True)
     parquet.write(ran.outcomes, folder / "outcomes.parquet")
     pq.write_table(truth_of(ran, ran.outcomes.column("request_id").combine_chunks()), folder / "truth.parquet")
-    write_document(folder, document_of(ran, offer, summary))
+    runfile.write(folder, document_of(ran, offer, summary))
     return summary
 
 
@@ -354,8 +353,8 @@ def document_of(ran: Simulated, offer: OfferOptions, summary: Any) -> dict[str, 
             "source": ran.offered.metadata.source,
         },
         "shape": [report.line() for report in ran.offered.reports],
-        "host": host(),
-        "versions": versions(),
+        "host": runfile.host(),
+        "versions": runfile.versions(),
         "notes": ran.notes(),
         "summary": msgspec.to_builtins(summary),
     }
