@@ -1,6 +1,7 @@
 """The whole chain on loopback, against the engine's own log: official `openai` client → capture → embedded engine.
 
     python benchmarks/capture_chain.py --client-python PATH     # a Python that has `openai`, if this one has not
+    ... --write docs/capture.md                                 # puts what it found there
 
 200 requests at 20 per second, half of them streamed, two tenants by header. Each asks for a number of tokens of its
 own, by which its row and the engine's log line find each other. Then the same requests straight to the engine: the
@@ -17,6 +18,9 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+
+import page
+from capture_overhead import RECORDS, child, recorder
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -80,8 +84,8 @@ def client(python: str, url: str, model: str, args: argparse.Namespace) -> dict[
     return found
 
 
-def compare(rows: list[dict[str, object]], log: list[dict[str, object]]) -> None:
-    """Rows against the engine's log lines."""
+def compare(rows: list[dict[str, object]], log: list[dict[str, object]]) -> list[list[str]]:
+    """Rows against the engine's log lines: what, and how much of it."""
     offset_ns = time.time_ns() - time.monotonic_ns()
     truth = {line["max_tokens"]: line for line in log}
     late, path, wrong = [], [], 0
@@ -95,22 +99,26 @@ def compare(rows: list[dict[str, object]], log: list[dict[str, object]]) -> None
         path.append((line["arrival_ns"] - (row["arrival_ns"] - offset_ns)) / 1e6)
         if row["stream"]:
             late.append((row["arrival_ns"] - offset_ns + row["first_token_ns"] - line["first_token_ns"]) / 1e6)
-    print(f"rows {len(rows)}, log lines {len(log)}, different request ids {len({row['request_id'] for row in rows})}")
-    print(f"rows whose tenant, priority, stream or lengths differ from the engine's log: {wrong}")
-    print(f"first token, recorder - engine: P50 {percentile(late, 0.5):.3f} ms, P99 {percentile(late, 0.99):.3f} ms, "
-          f"least {min(late):.3f} (n={len(late)})")  # fmt: skip
-    print(f"request, engine - recorder: P50 {percentile(path, 0.5):.3f} ms, P99 {percentile(path, 0.99):.3f} ms")
+    first = f"P50 {percentile(late, 0.5):.2f} ms, P99 {percentile(late, 0.99):.2f} ms, least {min(late):.2f} ms"
+    whole = f"P50 {percentile(path, 0.5):.2f} ms, P99 {percentile(path, 0.99):.2f} ms"
+    ids = {row["request_id"] for row in rows}
+    return [
+        ["requests in the engine's log; rows; different request ids", f"{len(log)}; {len(rows)}; {len(ids)}"],
+        ["rows whose tenant, priority, stream or lengths differ from the engine's log", f"{wrong}"],
+        ["first token, recorder − engine", f"{first} (n = {len(late)})"],
+        ["arrival of the whole request, engine − recorder", f"{whole} (n = {len(path)})"],
+    ]
 
 
 def main() -> None:
     """Run the chain."""
-    from benchmarks.capture_overhead import RECORDS, child, recorder
     from traces import parquet
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--client-python", default=sys.executable)
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--rate", type=float, default=20.0)
+    page.option(parser)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         log, out = Path(folder) / "engine.jsonl", Path(folder) / "out"
@@ -121,10 +129,12 @@ def main() -> None:
             with child(recorder(int(match[2]), str(out)), RECORDS) as (_, captured):
                 through = client(args.client_python, f"http://127.0.0.1:{captured[1]}", model, args)
             lines = [json.loads(line) for line in log.read_text().splitlines()]
-            compare(parquet.read(out).to_pylist(), lines)
+            found = compare(parquet.read(out).to_pylist(), lines)
             direct = client(args.client_python, match[1], model, args)
         same = sum(through[key] == direct[key] for key in direct)
-        print(f"answers whose bytes are the same with and without the recorder: {same} of {len(direct)}")
+        found.append(["answers whose bytes are the same with and without the recorder", f"{same} of {len(direct)}"])
+    what = f"{args.count} requests at {args.rate:g} per second, half of them streamed:"
+    page.say(f"{what}\n\n{page.table(['', ''], found)}\n\n{page.machine('mitmproxy')}", args.write, "chain")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
 """What recording costs: the same load through bare mitmdump, mitmdump with the addon, and `capture`, side by side.
 
     python benchmarks/capture_overhead.py                     # 9 alternations of 150 streams each
-    python benchmarks/capture_overhead.py --memory 20000      # and the recorder's memory over 20,000 requests
-    python benchmarks/capture_overhead.py --workers 2         # and requests/s of 1 and of 2 workers
+    python benchmarks/capture_overhead.py --memory 20000      # the recorder's memory over 20,000 requests
+    python benchmarks/capture_overhead.py --workers 2         # requests/s of 1 and of 2 workers
+
+Each with `--write docs/capture.md` puts its table there.
 
 Bare mitmdump runs with streaming turned on (a body would otherwise be held back whole) and nothing else. The arms take
 turns, so that a machine that is busy with other things slows all of them alike; each alternation gives one ratio of CPU
@@ -28,6 +30,8 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+
+import page
 
 ROOT = Path(__file__).resolve().parent.parent
 STREAMING = "def responseheaders(flow):\n    flow.response.stream = True\n"
@@ -180,16 +184,18 @@ def percentile(values: list[float], q: float) -> float:
 
 
 def ratio(values: list[float], base: list[float]) -> str:
-    """Geometric mean of paired ratios with its 95 % interval."""
+    """Geometric mean of paired ratios with its 95 % interval, which takes two pairs."""
     from scipy import stats
 
     logs = [math.log(a / b) for a, b in zip(values, base, strict=True)]
     middle, n = statistics.fmean(logs), len(logs)
+    if n < 2:
+        return f"× {math.exp(middle):.2f} (n = {n})"
     half = stats.t.ppf(0.975, n - 1) * statistics.stdev(logs) / math.sqrt(n)
-    return f"{math.exp(middle):.3f} [{math.exp(middle - half):.3f}, {math.exp(middle + half):.3f}] (n={n})"
+    return f"× {math.exp(middle):.2f} [{math.exp(middle - half):.2f}, {math.exp(middle + half):.2f}] (n = {n})"
 
 
-def compare(args: argparse.Namespace, upstream: int, folder: Path) -> None:
+def compare(args: argparse.Namespace, upstream: int, folder: Path) -> str:
     """All arms in turn, `rounds` times."""
     script = folder / "streaming.py"
     script.write_text(STREAMING)
@@ -221,30 +227,40 @@ def compare(args: argparse.Namespace, upstream: int, folder: Path) -> None:
                 p50[name].append(percentile(seen, 0.5))
                 delays[name] += seen
                 rates[name].append(args.requests / took_s)
-    print(f"{args.rounds} alternations of {args.requests} streams, {args.chunks} events each {args.gap_ms} ms apart, "
-          f"{args.connections} kept-alive connections")  # fmt: skip
-    print(f"{'':18}{'req/s':>8}{'CPU s/1,000 req':>17}{'CPU s/100,000 events':>22}{'event P50 ms':>14}{'P99 ms':>9}")
+    bare_cpu, bare_p50 = cpu["bare mitmdump"], p50["bare mitmdump"]
+    lines = []
     for name in arms:
         per = statistics.fmean(cpu[name]) / args.requests if cpu[name] else math.nan
-        print(f"{name:18}{statistics.median(rates[name]):8.1f}{per * 1e3:17.2f}{per / args.chunks * 1e5:22.2f}"
-              f"{percentile(delays[name], 0.5):14.3f}{percentile(delays[name], 0.99):9.2f}")  # fmt: skip
-    for name in ("mitmdump + addon", "capture"):
-        more = [a - b for a, b in zip(p50[name], p50["bare mitmdump"], strict=True)]
-        print(f"{name}: CPU × {ratio(cpu[name], cpu['bare mitmdump'])} of bare mitmdump; "
-              f"event P50 {statistics.median(more):+.3f} ms (median of {len(more)} differences)")  # fmt: skip
+        paired = ["", ""]
+        if name in {"mitmdump + addon", "capture"}:
+            more_ms = statistics.median(a - b for a, b in zip(p50[name], bare_p50, strict=True))
+            paired = [ratio(cpu[name], bare_cpu), f"{more_ms:+.2f}"]
+        spent = [f"{per * 1e3:.2f}", f"{per / args.chunks * 1e5:.2f}"] if cpu[name] else ["", ""]
+        way = f"{percentile(delays[name], 0.5):.2f} / {percentile(delays[name], 0.99):.2f}"
+        lines.append([name, f"{statistics.median(rates[name]):.0f}", *spent, paired[0], way, paired[1]])
+    head = ["", "requests/s", "CPU s per 1,000 requests", "per 100,000 events", "of bare mitmdump's, 95 % interval",
+            "events on their way, ms P50 / P99", "P50 more than bare mitmdump's, ms"]  # fmt: skip
+    what = (
+        f"{args.rounds} alternations of {args.requests} streams, {args.chunks} events each {args.gap_ms:g} ms apart, "
+        f"{args.connections} kept-alive connections; the last column is the median of the paired differences:"
+    )
+    return f"{what}\n\n{page.table(head, lines)}"
 
 
-def memory(args: argparse.Namespace, upstream: int, folder: Path) -> None:
+def memory(args: argparse.Namespace, upstream: int, folder: Path) -> str:
     """The recorder's memory while requests pass over kept-alive connections."""
+    lines = []
     with child(recorder(upstream, str(folder / "memory")), RECORDS) as (process, match):
         done, step = 0, max(args.memory // 8, 1)
         while done < args.memory:
             asyncio.run(load(int(match[1]), step, 32))
             done += step
-            print(f"memory after {done:>6,} requests: {rss_mb(process.pid):.1f} MB")
+            lines.append([f"{done:,}", f"{rss_mb(process.pid):.0f}"])
+            print(f"  {done:,} requests: {lines[-1][1]} MB", file=sys.stderr)
+    return page.table(["requests so far", "resident memory, MB"], lines)
 
 
-def several(args: argparse.Namespace, upstream: int, folder: Path) -> None:
+def several(args: argparse.Namespace, upstream: int, folder: Path) -> str:
     """Requests/s of one worker and of several, in turns; rows counted."""
     from traces import parquet
 
@@ -261,11 +277,14 @@ def several(args: argparse.Namespace, upstream: int, folder: Path) -> None:
                 took_s, _ = asyncio.run(load(ports[workers], args.requests * 4, 32))
                 counts[workers].append(args.requests * 4 / took_s)
                 sent[workers] += args.requests * 4
+    lines = []
     for workers, rates in counts.items():
         rows = parquet.read(folder / f"w{workers}", ["request_id"]).column("request_id").to_pylist()
-        print(f"{workers} worker(s): {statistics.median(rates):.1f} req/s (median of {len(rates)}); "
-              f"{sent[workers]} sent, {len(rows)} rows, {len(set(rows))} of them different")  # fmt: skip
-    print(f"{args.workers} workers against 1: {ratio(counts[args.workers], counts[1])} requests/s")
+        against = "" if workers == 1 else ratio(rates, counts[1])
+        lines.append([str(workers), f"{statistics.median(rates):.0f} ({min(rates):.0f} to {max(rates):.0f})", against,
+                      f"{sent[workers]:,}", f"{len(rows):,}, {len(set(rows)):,} different"])  # fmt: skip
+    head = ["workers", "requests/s", "of one worker's, 95 % interval", "sent", "rows"]
+    return f"Median of {args.rounds} rounds, least to largest, 32 kept-alive connections:\n\n{page.table(head, lines)}"
 
 
 def main() -> None:
@@ -278,6 +297,7 @@ def main() -> None:
     parser.add_argument("--gap-ms", type=float, default=3.0)
     parser.add_argument("--memory", type=int, default=0)
     parser.add_argument("--workers", type=int, default=0)
+    page.option(parser)
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.serve:
@@ -288,12 +308,11 @@ def main() -> None:
     command = [sys.executable, __file__, "--serve", "--chunks", str(chunks), "--gap-ms", str(gap)]
     with tempfile.TemporaryDirectory() as folder, child(command, r"(\d+)\n") as (_, match):
         upstream = int(match[1])
-        if args.memory:
-            memory(args, upstream, Path(folder))
-        elif args.workers:
-            several(args, upstream, Path(folder))
-        else:
-            compare(args, upstream, Path(folder))
+        measure, mark = (
+            (memory, "memory") if args.memory else (several, "workers") if args.workers else (compare, "overhead")
+        )
+        text = measure(args, upstream, Path(folder))
+    page.say(f"{text}\n\n{page.machine('mitmproxy')}", args.write, mark)
 
 
 if __name__ == "__main__":

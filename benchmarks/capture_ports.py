@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 
 import capture_overhead as overhead
-import sender
+import page
 
 ROOT = Path(__file__).resolve().parent.parent
 REQUESTS = 160
@@ -93,7 +93,7 @@ def measure(rounds: int) -> str:
             sent = (rounds + 1) * len(KINDS) * REQUESTS
             lines.append([way, *cells, f"{len(ids):,} of {sent:,}, {doubled}", " / ".join(map(str, shares))])
     head = ["sockets", *(f"{kind}, requests/s" for kind in KINDS), "rows", "by worker"]
-    return f"Median of {rounds} rounds, least to largest:\n\n{sender.table(head, lines)}\n\n{sender.machine()}"
+    return f"Median of {rounds} rounds, least to largest:\n\n{page.table(head, lines)}\n\n{page.machine('mitmproxy')}"
 
 
 def main() -> None:
@@ -102,12 +102,9 @@ def main() -> None:
         return
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--rounds", type=int, default=5)
-    options.add_argument("--write", type=Path, help="put the table between the marks of this file")
+    page.option(options)
     asked = options.parse_args()
-    text = measure(asked.rounds)
-    print(text)
-    if asked.write:
-        sender.put(asked.write, text, "ports")
+    page.say(measure(asked.rounds), asked.write, "ports")
 
 
 if __name__ == "__main__":

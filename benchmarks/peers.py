@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import page
 import sender
 import truth as truth_server
 from truth import CLIENT_CORE, Log, Truth, on_core
@@ -245,16 +246,14 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--envs", type=Path, required=True, help="where the peers' environments are or will be")
     options.add_argument("--count", type=int, help="requests of every run")
-    options.add_argument("--write", type=Path, help="put the table between the marks of this file")
+    page.option(options)
     asked = options.parse_args()
     with truth_server.server() as server, tempfile.TemporaryDirectory() as place:
         found = rows(server, Path(place), asked.envs.resolve(), asked.count)
     head = ["client", "closed loop, req/s", "CPU s per 1,000", "largest process, MB", "start to first request, s"]
-    table = sender.table([*head, *(f"{rate}/s: late ms P50 / P99" for rate in RATES)], found)
-    text = f"{table}\n\n{sender.machine()} The client's core: {' '.join(on_core(CLIENT_CORE)) or 'any'}."
-    print(text)
-    if asked.write:
-        sender.put(asked.write, text, "peers")
+    table = page.table([*head, *(f"{rate}/s: late ms P50 / P99" for rate in RATES)], found)
+    text = f"{table}\n\n{page.machine()} The client's core: {' '.join(on_core(CLIENT_CORE)) or 'any'}."
+    page.say(text, asked.write, "peers")
 
 
 if __name__ == "__main__":

@@ -16,19 +16,18 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import page
 import truth as truth_server
 from truth import CLIENT_CORE, Log, Truth, on_core
 
@@ -298,12 +297,6 @@ def start_up(server: Truth, folder: Path) -> dict[str, float]:
     return found
 
 
-def table(head: list[str], rows: list[list[str]]) -> str:
-    """Markdown."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
 def middle(rows: list[dict[str, float]], key: str) -> float:
     return statistics.median(row[key] for row in rows)
 
@@ -325,7 +318,7 @@ def closed_table(found: dict[int, dict[str, list[dict[str, float]]]]) -> str:
             ]
         )
     head = ["client", "16 tokens, req/s", "of minimal protocol", "256 tokens, events/s"]
-    return table([*head, "CPU s per 1,000 req", "largest process, MB"], rows)
+    return page.table([*head, "CPU s per 1,000 req", "largest process, MB"], rows)
 
 
 def fixed_table(found: dict[int, dict[str, list[dict[str, float]]]], what: str) -> str:
@@ -336,26 +329,12 @@ def fixed_table(found: dict[int, dict[str, list[dict[str, float]]]], what: str) 
             f"{middle(found[r][name], f'{what}_p50'):.2f} / {middle(found[r][name], f'{what}_p99'):.1f}" for r in found
         ]
         rows.append([name, *cells])
-    return table(["client", *(f"{rate:,}/s" for rate in found)], rows)
+    return page.table(["client", *(f"{rate:,}/s" for rate in found)], rows)
 
 
 def gap_line(found: dict[int, dict[str, list[dict[str, float]]]]) -> str:
     shown = ", ".join(f"{rate:,}/s: {middle(clients['replay'], 'gap_p50'):.3f} ms" for rate, clients in found.items())
     return f"Error of a gap between two tokens, P50, `replay`: {shown}."
-
-
-def machine() -> str:
-    """Where and with what the figures were taken."""
-    model = next(
-        (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
-        platform.machine(),
-    )
-    versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("uvloop", "httptools", "aiohttp", "pyarrow"))
-    load = os.getloadavg()[0]
-    return (
-        f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} cores ({model}), Linux {platform.release()}, "
-        f"Python {platform.python_version()}, {versions}; load of the machine at the end: {load:.1f}."
-    )
 
 
 def main() -> None:
@@ -364,7 +343,7 @@ def main() -> None:
     options.add_argument("--rounds", type=int, help="alternations (default 5, short: 1)")
     options.add_argument("--only", default="closed,fixed,speed,start", help="parts, with commas")
     options.add_argument("--rates", help="requests per second of the fixed schedules, with commas")
-    options.add_argument("--write", type=Path, help="put the tables between the marks of this file")
+    page.option(options)
     asked = options.parse_args()
     rounds = asked.rounds or (1 if asked.short else 5)
     parts: list[str] = []
@@ -386,18 +365,8 @@ def main() -> None:
         if "start" in asked.only:
             times = ", ".join(f"{name}: {value:.2f} s" for name, value in start_up(server, folder).items())
             parts.append(f"From command to first request, 10,000 rows: {times}.")
-    parts.append(machine())
-    text = "\n\n".join(parts)
-    print(text)
-    if asked.write:
-        put(asked.write, text)
-
-
-def put(path: Path, text: str, mark: str = "sender") -> None:
-    """Replace what stands between the marks."""
-    begin, end = f"<!-- {mark}: begin -->", f"<!-- {mark}: end -->"
-    before, _, rest = path.read_text().partition(begin)
-    path.write_text(f"{before}{begin}\n{text}\n{end}{rest.partition(end)[2]}")
+    parts.append(page.machine())
+    page.say("\n\n".join(parts), asked.write, "sender")
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import page
 import sender
 import truth as truth_server
 from truth import CLIENT_CORE, Truth, on_core
@@ -150,20 +151,18 @@ def report(ran: Soaked, minutes: float, rate: int) -> str:
         f"per 1,000 requests; from the command to its end {ran.wall_s:,.0f} s. The largest memory of the command is "
         "that of the end, when results are merged and drawn."
     )
-    return f"{lead}\n\n{sender.table(head, rows)}\n\n{sender.machine()}"
+    return f"{lead}\n\n{page.table(head, rows)}\n\n{page.machine()}"
 
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--minutes", type=float, default=30)
     options.add_argument("--rate", type=int, default=200, help="requests per second")
-    options.add_argument("--write", type=Path, help="put the table between the marks of this file")
+    page.option(options)
     asked = options.parse_args()
     with truth_server.server() as server, tempfile.TemporaryDirectory() as place:
         text = report(soak(server, Path(place), asked.minutes, asked.rate), asked.minutes, asked.rate)
-    print(text)
-    if asked.write:
-        sender.put(asked.write, text, "soak")
+    page.say(text, asked.write, "soak")
 
 
 if __name__ == "__main__":

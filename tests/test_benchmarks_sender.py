@@ -61,14 +61,3 @@ def test_a_soak_tells_lateness_and_memory_by_process(server, tmp_path):
 def test_a_drift_is_told_as_its_sum_over_the_run():
     assert soak.trend(np.linspace(1.0, 2.0, 10)).startswith("+1.1")
     assert soak.by_minute(np.array([0.0, 59.9, 60.0, 61.0]), np.array([1.0, 1.0, 5.0, 5.0]), 0.5).tolist() == [1.0, 5.0]
-
-
-def test_tables_are_put_between_the_marks_and_nowhere_else(tmp_path):
-    page = tmp_path / "page.md"
-    page.write_text("before\n<!-- sender: begin -->\nold\n<!-- sender: end -->\nafter\n")
-    sender.put(page, sender.table(["a", "b"], [["1", "2"]]))
-    text = page.read_text()
-    assert text.startswith("before\n")
-    assert text.endswith("\nafter\n")
-    assert "old" not in text
-    assert "| 1 | 2 |" in text
