@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from replay.plan import Plan
     from tenants.sla import Rule
     from tenants.tenant import Tenant
+    from traces.draft import Report
     from traces.record import Metadata
-    from traces.shape import Report
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 

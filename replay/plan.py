@@ -24,14 +24,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from replay import fields
+from replay.fields import NONE
 from traces.errors import BadFile
-from traces.record import ENDPOINTS, metadata_of
 
 Ints = npt.NDArray[np.signedinteger[Any]]
-
-NONE = -1  # in any array of the plan: the trace says nothing
 
 READ_COLUMNS = (
     "request_id",
@@ -55,12 +53,9 @@ READ_COLUMNS = (
 )
 """The columns of a trace that a plan is made of: reading no more keeps memory to what is sent."""
 
-SENDABLE = ("chat", "completions", "responses", "messages", "generate")
-"""Endpoints that can be replayed; rows of others are refused, by count."""
-
 _PIECE = 1 << 18
-_ABORTED = "client_abort"
-_ABORT_ROOM_TOKENS = 256
+
+__all__ = ["NONE", "READ_COLUMNS", "Plan", "build", "counts", "digest", "load", "save", "shard"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,21 +153,21 @@ def build(
         raise BadFile("the trace has no rows (left): nothing to replay")
     notes: list[str] = []
     rows = trace.num_rows
-    arrival = _values(trace, "arrival_ns", np.int64)
+    arrival = fields.values(trace, "arrival_ns", np.int64)
     at_ns = arrival - arrival[0]
     if rows > 1 and bool(np.any(at_ns[1:] < at_ns[:-1])):
         raise BadFile("the trace is not in order of arrival: sort it first (traces shape)")
-    input_tokens = _lengths(trace, "input_tokens", notes)
-    output_tokens = _lengths(trace, "output_tokens", notes)
-    abort_ns = _aborts(trace, notes)
-    output_tokens = _room_to_abort(trace, output_tokens, abort_ns)
-    tenant, tenants = _words(trace, "tenant", "default")
-    models_of, models = _words(trace, "model", None)
+    input_tokens = fields.lengths(trace, "input_tokens", notes)
+    output_tokens = fields.lengths(trace, "output_tokens", notes)
+    abort_ns = fields.aborts(trace, notes)
+    output_tokens = fields.room_to_abort(trace, output_tokens, abort_ns)
+    tenant, tenants = fields.words(trace, "tenant", "default")
+    models_of, models = fields.words(trace, "model", None)
     if model is not None:
-        models_of, models = _constant(0, rows, np.int16), (model,)
-    session, turn = _sessions(trace)
-    previous, think_ns = _links(trace, at_ns, (session, turn), turns, notes)
-    offsets, hashes = _blocks(trace)
+        models_of, models = fields.constant(0, rows, np.int16), (model,)
+    session, turn = fields.sessions(trace)
+    previous, think_ns = fields.links(trace, at_ns, (session, turn), turns, notes)
+    offsets, hashes = fields.blocks(trace)
     return Plan(
         at_ns=at_ns,
         previous=previous,
@@ -181,21 +176,21 @@ def build(
         output_tokens=output_tokens,
         abort_ns=abort_ns,
         tenant=tenant,
-        rank=_values(trace, "priority", np.int16, NONE),
-        endpoint=_endpoints(trace, endpoint, notes),
-        stream=_values(trace, "stream", np.bool_, True),
+        rank=fields.values(trace, "priority", np.int16, NONE),
+        endpoint=fields.endpoints(trace, endpoint, notes),
+        stream=fields.values(trace, "stream", np.bool_, True),
         model=models_of,
-        n=_values(trace, "n", np.int16, 1),
+        n=fields.values(trace, "n", np.int16, 1),
         session=session,
         turn=turn,
-        block_size=_block_size(trace, offsets, input_tokens, notes),
+        block_size=fields.block_size(trace, offsets, input_tokens, notes),
         block_offsets=offsets,
         block_hashes=hashes,
         tenants=tenants,
         models=models,
         warmup_ns=warmup_ns,
-        request_id=_text(trace, "request_id"),
-        session_id=_text(trace, "session_id"),
+        request_id=fields.text(trace, "request_id"),
+        session_id=fields.text(trace, "session_id"),
         notes=tuple(notes),
     )
 
@@ -253,7 +248,7 @@ def save(plan: Plan, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name in _SHARED:
         array = getattr(plan, name)
-        np.save(folder / f"{name}.npy", array[:1] if _is_constant(array) else array)
+        np.save(folder / f"{name}.npy", array[:1] if fields.is_constant(array) else array)
     tables = {"rows": plan.rows, "tenants": plan.tenants, "models": plan.models, "warmup_ns": plan.warmup_ns}
     (folder / "plan.json").write_text(json.dumps(tables))
 
@@ -288,197 +283,6 @@ def _units(plan: Plan) -> Ints:
 def _mixes_tenants(plan: Plan, unit: Ints) -> bool:
     pairs = np.unique(np.stack([unit, plan.tenant.astype(np.int64)]), axis=1)
     return bool(pairs.shape[1] > len(np.unique(unit)))
-
-
-def _constant(value: Any, rows: int, dtype: Any) -> Any:
-    return np.broadcast_to(np.array(value, dtype=dtype), rows)
-
-
-def _is_constant(array: npt.NDArray[Any]) -> bool:
-    return len(array) > 0 and array.strides == (0,)
-
-
-def _values(trace: pa.Table, name: str, dtype: Any, missing: Any = None) -> Any:
-    """A column as numpy; nulls become `missing`; a column that is absent or all null is one broadcast value."""
-    if name not in trace.schema.names or trace.column(name).null_count == trace.num_rows:
-        return _constant(missing, trace.num_rows, dtype)
-    column = trace.column(name)
-    if column.null_count:
-        column = pc.fill_null(column, pa.scalar(missing, type=column.type))
-    return column.to_numpy().astype(dtype, copy=False)
-
-
-def _text(trace: pa.Table, name: str) -> pa.Array | None:
-    if name not in trace.schema.names or trace.column(name).null_count == trace.num_rows:
-        return None
-    return trace.column(name).combine_chunks()
-
-
-def _lengths(trace: pa.Table, name: str, notes: list[str]) -> Any:
-    """Token counts, at least 1. Unknown ones take the median of the known ones, and that is said."""
-    if name not in trace.schema.names or trace.column(name).null_count == trace.num_rows:
-        raise BadFile(
-            f"column {name} is missing or empty: a replay needs the length of every request; "
-            f"a recording: capture again with --tokenizer FILE; a CSV: import it with --map {name}=COLUMN"
-        )
-    column = trace.column(name)
-    unknown = column.null_count
-    if unknown:
-        median = int(np.median(column.drop_null().to_numpy()))
-        notes.append(f"{unknown:,} rows have no {name}: they take the median of the others, {median:,}")
-        column = pc.fill_null(column, pa.scalar(median, type=column.type))
-    values = column.to_numpy().astype(np.int32, copy=False)
-    empty = int(np.count_nonzero(values < 1))
-    if empty:
-        notes.append(f"{empty:,} rows have 0 {name}: at least 1 is sent")
-        values = np.maximum(values, 1)
-    return values
-
-
-def _aborts(trace: pa.Table, notes: list[str]) -> Any:
-    """Patience of clients that left: `end_ns` of rows whose outcome is `client_abort`."""
-    if not {"outcome", "end_ns"} <= set(trace.schema.names):
-        return _constant(NONE, trace.num_rows, np.int64)
-    left = pc.fill_null(pc.equal(trace.column("outcome").cast(pa.string()), _ABORTED), False)
-    mask = left.to_numpy()
-    count = int(np.count_nonzero(mask))
-    if not count:
-        return _constant(NONE, trace.num_rows, np.int64)
-    ends = _values(trace, "end_ns", np.int64, NONE)
-    found = np.where(mask, ends, NONE)
-    unknown = int(np.count_nonzero(mask & (ends == NONE)))
-    if unknown:
-        notes.append(f"{unknown:,} aborted requests have no end_ns: they are not aborted again")
-    return found
-
-
-def _room_to_abort(trace: pa.Table, output_tokens: Any, abort_ns: Any) -> Any:
-    """An aborted request was cut short: it asks for its own limit, or for twice what came and some more."""
-    mask = abort_ns != NONE
-    if not mask.any():
-        return output_tokens
-    limit = _values(trace, "max_tokens", np.int32, NONE)
-    guess = 2 * output_tokens + _ABORT_ROOM_TOKENS
-    return np.where(mask, np.where(limit > 0, np.maximum(limit, output_tokens), guess), output_tokens).astype(np.int32)
-
-
-def _words(trace: pa.Table, name: str, missing: str | None) -> tuple[Any, tuple[str, ...]]:
-    """A word column as small indexes and its table in order of first appearance."""
-    if name not in trace.schema.names or trace.column(name).null_count == trace.num_rows:
-        return (_constant(0 if missing else NONE, trace.num_rows, np.int16), (missing,) if missing else ())
-    column = trace.column(name)
-    if not pa.types.is_dictionary(column.type):
-        column = pc.dictionary_encode(column)
-    encoded = column.unify_dictionaries().combine_chunks()
-    codes = pc.fill_null(encoded.indices, NONE).to_numpy().astype(np.int16)
-    words: list[str | None] = encoded.dictionary.to_pylist()
-    if missing is not None and encoded.null_count:
-        known = words.index(missing) if missing in words else len(words)
-        words += [missing] * (known == len(words))
-        codes[codes == NONE] = known
-    return _by_appearance(codes, words)
-
-
-def _by_appearance(codes: npt.NDArray[np.int16], words: list[str | None]) -> tuple[Any, tuple[str, ...]]:
-    """Codes and words renumbered in order of first appearance, whatever order a file's dictionary has."""
-    first: dict[int, int] = {}
-    for start in range(0, len(codes), _PIECE):
-        present, places = np.unique(codes[start : start + _PIECE], return_index=True)
-        for code, place in zip(present.tolist(), places.tolist(), strict=True):
-            first.setdefault(code, start + place)
-    order = sorted((code for code in first if code != NONE), key=first.__getitem__)
-    if order != list(range(len(words))):
-        renumbered = np.full(len(words) + 1, NONE, dtype=np.int16)  # the last one stands for NONE itself
-        renumbered[order] = np.arange(len(order))
-        codes = renumbered[codes]
-    return codes, tuple(str(words[code]) for code in order)
-
-
-def _endpoints(trace: pa.Table, forced: str | None, notes: list[str]) -> Any:
-    index, names = _words(trace, "endpoint", None)
-    rows = trace.num_rows
-    if forced is not None:
-        changed = [name for name in names if name != forced]
-        if changed:
-            notes.append(f"endpoint {', '.join(sorted(changed))} of the trace is sent to {forced}, as asked")
-        return _constant(ENDPOINTS.index(forced), rows, np.int8)
-    if not names:
-        notes.append("the trace names no endpoint: completions, where prompt lengths are exact")
-        return _constant(ENDPOINTS.index("completions"), rows, np.int8)
-    for name in names:
-        if name not in SENDABLE:
-            count = int(np.count_nonzero(index == names.index(name)))
-            raise BadFile(f"{count:,} rows are of endpoint {name!r}, which cannot be replayed: --endpoint completions")
-    table = np.array([ENDPOINTS.index(name) for name in names] + [ENDPOINTS.index("completions")], dtype=np.int8)
-    if len(names) == 1 and not bool(np.any(index == NONE)):
-        return _constant(table[0], rows, np.int8)
-    return table[index]  # NONE is −1, the last one
-
-
-def _sessions(trace: pa.Table) -> tuple[Any, Any]:
-    if "session_id" not in trace.schema.names or trace.column("session_id").null_count == trace.num_rows:
-        return _constant(NONE, trace.num_rows, np.int32), _constant(0, trace.num_rows, np.int32)
-    encoded = pc.dictionary_encode(trace.column("session_id")).unify_dictionaries().combine_chunks()
-    session = pc.fill_null(encoded.indices, NONE).to_numpy().astype(np.int32)
-    return session, _values(trace, "turn", np.int32, NONE)
-
-
-def _links(trace: pa.Table, at_ns: Any, sessions: tuple[Any, Any], turns: str, notes: list[str]) -> tuple[Any, Any]:
-    """For each later turn the row before it in its session, and the think time between them."""
-    session, turn = sessions
-    rows = trace.num_rows
-    nothing = _constant(NONE, rows, np.int32), _constant(NONE, rows, np.int64)
-    if turns == "timed" or _is_constant(session):
-        return nothing
-    order = np.lexsort((np.arange(rows), turn, session))
-    follows = (session[order][1:] == session[order][:-1]) & (session[order][1:] != NONE)
-    if not follows.any():
-        return nothing
-    previous = np.full(rows, NONE, dtype=np.int32)
-    previous[order[1:][follows]] = order[:-1][follows]
-    later = previous != NONE
-    think = np.where(later, _values(trace, "think_ns", np.int64, NONE), NONE)
-    ends = _values(trace, "end_ns", np.int64, NONE)
-    before = np.where(later, previous, 0)
-    derived = later & (think == NONE) & (ends[before] != NONE)
-    think[derived] = np.maximum(at_ns - (at_ns[before] + ends[before]), 0)[derived]
-    unknown = int(np.count_nonzero(later & (think == NONE)))
-    if unknown:
-        notes.append(
-            f"{unknown:,} later turns have no think time: due at their trace time, or when the former turn ends"
-        )
-    return previous, think
-
-
-def _block_size(trace: pa.Table, offsets: Any, input_tokens: Any, notes: list[str]) -> Any:
-    """Tokens in a prefix block. A recording without a tokenizer counts characters: turned into tokens by its lengths.
-
-    A prompt with k full blocks of s characters has (k + 1/2) s of them on average, so one block is taken as
-    s · (input tokens) / (sum of (k + 1/2) s) tokens, over all rows with blocks.
-    """
-    size = _values(trace, "block_size", np.int32, NONE)
-    if metadata_of(trace).block_unit != "characters" or "block_hashes" not in trace.schema.names:
-        return size
-    blocks = np.diff(offsets)
-    counted = (blocks > 0) & (size > 0)
-    if not counted.any():
-        return size
-    characters = ((blocks[counted] + 0.5) * size[counted]).sum()
-    tokens_a_character = float(np.asarray(input_tokens)[counted].sum() / characters)
-    converted = np.where(size > 0, np.maximum(np.rint(size * tokens_a_character), 1), NONE).astype(np.int32)
-    notes.append(f"prefix blocks of {int(size.max())} characters are taken as {int(converted.max())} tokens")
-    return converted
-
-
-def _blocks(trace: pa.Table) -> tuple[Any, Any]:
-    if "block_hashes" not in trace.schema.names or trace.column("block_hashes").null_count == trace.num_rows:
-        return _constant(0, trace.num_rows + 1, np.int64), np.zeros(1, dtype=np.int64)
-    lists = trace.column("block_hashes").combine_chunks()
-    lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy()
-    offsets = np.zeros(trace.num_rows + 1, dtype=np.int64)
-    np.cumsum(lengths, out=offsets[1:])
-    hashes = pc.list_flatten(lists).to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
-    return offsets, hashes if len(hashes) else np.zeros(1, dtype=np.int64)
 
 
 def counts(plan: Plan) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from replay import plan as planning
 from traces.errors import BadFile
-from traces.record import Metadata, table
+from traces.record import ENDPOINTS, Metadata, table
 
 S = 1_000_000_000
 EPOCH = 1_700_000_000 * S
@@ -41,12 +41,12 @@ def test_a_plain_trace_is_first_turns_of_one_tenant():
 
 def test_the_endpoint_of_the_trace_is_kept_and_a_null_one_is_completions():
     made = planning.build(trace(arrival_ns=[0, 1], endpoint=["chat", None]))
-    assert [planning.ENDPOINTS[index] for index in made.endpoint] == ["chat", "completions"]
+    assert [ENDPOINTS[index] for index in made.endpoint] == ["chat", "completions"]
 
 
 def test_a_forced_endpoint_is_said():
     made = planning.build(trace(arrival_ns=[0, 1], endpoint=["chat", "chat"]), endpoint="completions")
-    assert {planning.ENDPOINTS[index] for index in made.endpoint} == {"completions"}
+    assert {ENDPOINTS[index] for index in made.endpoint} == {"completions"}
     assert any("chat" in note and "completions" in note for note in made.notes)
 
 

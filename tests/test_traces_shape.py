@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from traces import assemble, reshape, resize, shape, warp
 from traces.burstiness import idc, windows
+from traces.draft import ShapeError, draft_of
 from traces.record import Metadata, table
 
 S = 1_000_000_000
@@ -86,7 +87,7 @@ def test_speed_is_exact_division_rounded_half_to_even(values, speed):
 
 @given(trace=traces(), speed=st.sampled_from([0.25, 0.5, 2.0, 3.0, 10.0]))
 def test_speed_then_its_inverse_is_the_identity_within_rounding(trace, speed):
-    draft = shape.draft_of(trace)
+    draft = draft_of(trace)
     there, _ = shape.speed(draft, speed)
     back, _ = shape.speed(there, 1 / speed)
     slack = max(speed, 1.0)
@@ -97,14 +98,14 @@ def test_speed_then_its_inverse_is_the_identity_within_rounding(trace, speed):
 
 def test_speed_2x_halves_the_span_exactly_and_does_not_touch_the_epoch():  # B12
     start = 1_700_000_000 * S
-    faster, report = shape.speed(shape.draft_of(trace_of([start, start + 7, start + 600 * S])), 2.0)
+    faster, report = shape.speed(draft_of(trace_of([start, start + 7, start + 600 * S])), 2.0)
     assert faster.arrival_ns.tolist() == [start, start + 4, start + 300 * S]  # 3.5 rounds to the even 4
     assert (report.before, report.planned, report.achieved) == (600, 300, 300)
 
 
 def test_speed_halves_think_times_and_leaves_nulls_null():
     trace = trace_of([0, 10, 20], session_id=["a"] * 3, think_ns=[None, 8, 6])
-    faster, _ = shape.speed(shape.draft_of(trace), 2.0)
+    faster, _ = shape.speed(draft_of(trace), 2.0)
     assert assemble.build(trace, faster).column("think_ns").to_pylist() == [None, 4, 3]
 
 
@@ -113,31 +114,31 @@ def test_speed_halves_think_times_and_leaves_nulls_null():
 
 def test_a_window_is_half_open_and_counts_from_the_first_arrival():
     trace = trace_of([5 * S, 6 * S, 7 * S, 8 * S])
-    kept, report = shape.window(shape.draft_of(trace), 1 * S, 3 * S)
+    kept, report = shape.window(draft_of(trace), 1 * S, 3 * S)
     assert kept.arrival_ns.tolist() == [6 * S, 7 * S]
     assert report.achieved == 2
 
 
 def test_an_empty_window_is_refused_with_what_there_is():
-    draft = shape.draft_of(trace_of([0, S, 20 * S]))
-    with pytest.raises(shape.ShapeError, match=r"idle from 5 s to 20 s"):
+    draft = draft_of(trace_of([0, S, 20 * S]))
+    with pytest.raises(ShapeError, match=r"idle from 5 s to 20 s"):
         shape.window(draft, 5 * S, 10 * S)
-    with pytest.raises(shape.ShapeError, match=r"lasts 20 s and is over before 30 s"):
+    with pytest.raises(ShapeError, match=r"lasts 20 s and is over before 30 s"):
         shape.window(draft, 30 * S, None)
 
 
 def test_an_unknown_tenant_is_named_with_those_that_exist():
     trace = trace_of([0, 1], tenant=["risk", "summary"])
-    with pytest.raises(shape.ShapeError, match=r"chat: no such tenant in the trace \(it has risk, summary\)"):
-        shape.only_tenants(shape.draft_of(trace), ["chat"], ["risk", "summary"])
+    with pytest.raises(ShapeError, match=r"chat: no such tenant in the trace \(it has risk, summary\)"):
+        shape.only_tenants(draft_of(trace), ["chat"], ["risk", "summary"])
 
 
 @given(trace=traces(), share=st.floats(0.2, 0.9), seed=st.integers(0, 5))
 def test_thinning_takes_whole_sessions_and_keeps_tenants_shares(trace, share, seed):
-    draft = shape.draft_of(trace)
+    draft = draft_of(trace)
     try:
         kept, _ = shape.thin(draft, share, seed)
-    except shape.ShapeError:
+    except ShapeError:
         return
     assert len(kept) == int(np.isin(draft.session, kept.session).sum())
     for code in np.unique(draft.tenant):
@@ -152,7 +153,7 @@ def test_thinning_takes_whole_sessions_and_keeps_tenants_shares(trace, share, se
 @pytest.mark.data
 @pytest.mark.parametrize("name", AZURE)
 def test_rate_2x_doubles_the_count_and_keeps_the_rate_over_60_s(data, name):
-    draft = shape.draft_of(azure(data, name))
+    draft = draft_of(azure(data, name))
     grown, report = shape.rate(draft, 2.0, seed=1)
     assert len(grown.row) == 2 * len(draft.row)
     assert report.achieved == report.planned
@@ -166,7 +167,7 @@ def test_rate_2x_doubles_the_count_and_keeps_the_rate_over_60_s(data, name):
 @pytest.mark.data
 @pytest.mark.parametrize(("name", "slack"), [("code", 0.1), ("conv", 0.3)])
 def test_rate_2x_has_the_dispersion_of_twice_as_many_independent_users(data, name, slack):
-    draft = shape.draft_of(azure(data, name))
+    draft = draft_of(azure(data, name))
     grown, _ = shape.rate(draft, 2.0, seed=1)
     for width_ns in (S // 10, S, 10 * S, 60 * S):
         expected = 1 + 2 * (idc(draft.arrival_ns, width_ns) - 1)
@@ -175,7 +176,7 @@ def test_rate_2x_has_the_dispersion_of_twice_as_many_independent_users(data, nam
 
 @given(trace=traces(), factor=st.sampled_from([1.25, 1.5, 2.0, 3.0]), seed=st.integers(0, 5))
 def test_added_sessions_are_private_copies_inside_the_span(trace, factor, seed):
-    draft = shape.draft_of(trace)
+    draft = draft_of(trace)
     grown, _ = shape.rate(draft, factor, seed)
     assert grown.arrival_ns[0] >= draft.arrival_ns[0]
     assert grown.arrival_ns[-1] <= draft.arrival_ns[-1]
@@ -202,7 +203,7 @@ def test_added_sessions_are_private_copies_inside_the_span(trace, factor, seed):
 
 @given(trace=traces(), factor=st.sampled_from([1.5, 2.0]))
 def test_a_copied_session_moves_as_a_whole(trace, factor):
-    draft = shape.draft_of(trace)
+    draft = draft_of(trace)
     grown, _ = shape.rate(draft, factor, seed=3)
     moved: dict[tuple[int, int], set[int]] = {}
     for row, copy, arrival in zip(grown.row, grown.copy, grown.arrival_ns, strict=True):
@@ -212,7 +213,7 @@ def test_a_copied_session_moves_as_a_whole(trace, factor):
 
 @given(arrivals=st.lists(st.integers(0, 10 * S), min_size=2, max_size=50), seed=st.integers(0, 9))
 def test_rows_without_sessions_are_copied_as_sessions_of_one(arrivals, seed):
-    draft = shape.draft_of(trace_of(sorted(arrivals)))
+    draft = draft_of(trace_of(sorted(arrivals)))
     alone = shape.jittered_copy(draft, draft.arrival_ns, 1, seed)
     grouped = shape.jittered_copy(dataclasses.replace(draft, alone=False), draft.arrival_ns, 1, seed)
     assert alone.arrival_ns.tolist() == grouped.arrival_ns.tolist()
@@ -235,20 +236,20 @@ def test_prefix_blocks_alone_are_enough_to_keep_copies_of_copies_apart():
 
 def test_a_loop_of_copies_has_no_id_twice():
     trace = trace_of([0, S, 2 * S], session_id=["a", "a", "b"])
-    twice, _ = shape.rate(shape.draft_of(trace), 2.0, seed=1)
+    twice, _ = shape.rate(draft_of(trace), 2.0, seed=1)
     ids = assemble.build(trace, shape.loop(twice, 3)[0]).column("request_id").to_pylist()
     assert len(ids) == len(set(ids)) == 18
 
 
 @pytest.mark.parametrize(("share", "kept"), [(0.2, 0), (0.49, 0), (0.51, 10), (0.9, 10)])
 def test_a_session_at_the_cut_is_taken_when_that_is_nearer(share, kept):
-    draft = shape.draft_of(trace_of(range(10), session_id=["one"] * 10))
+    draft = draft_of(trace_of(range(10), session_id=["one"] * 10))
     limits = shape.cuts(draft, share, 7, "test")
     assert shape.below(draft, limits, 7, "test").sum() == kept
 
 
 def test_loops_join_a_mean_gap_apart_and_are_scaled_by_speed_as_one():  # B11
-    draft = shape.draft_of(trace_of([0, 10, 20]))
+    draft = draft_of(trace_of([0, 10, 20]))
     thrice, _ = shape.loop(draft, 3)
     assert thrice.arrival_ns.tolist() == [0, 10, 20, 30, 40, 50, 60, 70, 80]
     slower, _ = shape.speed(thrice, 0.5)
@@ -264,7 +265,7 @@ def test_loops_join_a_mean_gap_apart_and_are_scaled_by_speed_as_one():  # B11
 @pytest.mark.parametrize("name", AZURE)
 @pytest.mark.parametrize("width_s", [0.1, 1, 10, 60])
 def test_burst_2x_doubles_the_dispersion_and_keeps_count_order_and_mean_rate(data, name, width_s):
-    draft = shape.draft_of(azure(data, name))
+    draft = draft_of(azure(data, name))
     width_ns = round(width_s * S)
     warped, report = shape.burst(draft, 2.0, width_ns)
     assert idc(warped.arrival_ns, width_ns) / idc(draft.arrival_ns, width_ns) == pytest.approx(2, rel=0.05)
@@ -276,7 +277,7 @@ def test_burst_2x_doubles_the_dispersion_and_keeps_count_order_and_mean_rate(dat
 
 @pytest.mark.data
 def test_burst_leaves_the_rate_over_60_windows_alone(data):
-    draft = shape.draft_of(azure(data, "conv"))
+    draft = draft_of(azure(data, "conv"))
     warped, _ = shape.burst(draft, 2.0, S)
     before, after = (windows(d.arrival_ns, 60 * S).arrivals for d in (draft, warped))
     assert np.abs(before - after).max() <= 1  # an arrival on a boundary may round across it
@@ -284,34 +285,34 @@ def test_burst_leaves_the_rate_over_60_windows_alone(data):
 
 @pytest.mark.data
 def test_burst_can_smooth_too(data):
-    draft = shape.draft_of(azure(data, "code"))
+    draft = draft_of(azure(data, "code"))
     _, report = shape.burst(draft, 0.5, S)
     assert report.achieved / report.before == pytest.approx(0.5, rel=0.05)
 
 
 def test_a_dispersion_out_of_reach_is_refused_with_the_nearest():
     arrival = np.sort(np.random.default_rng(3).integers(0, 100 * S, size=200))
-    with pytest.raises(shape.ShapeError, match=r"the nearest is \d+\.?\d*x"):
-        shape.burst(shape.draft_of(trace_of(arrival)), 500.0, S)
+    with pytest.raises(ShapeError, match=r"the nearest is \d+\.?\d*x"):
+        shape.burst(draft_of(trace_of(arrival)), 500.0, S)
 
 
 def test_burst_needs_ten_windows():
-    with pytest.raises(shape.ShapeError, match=r"needs 10 windows: the widest window here is 400 ms"):
-        shape.burst(shape.draft_of(trace_of([0, S, 4 * S])), 2.0, S)
+    with pytest.raises(ShapeError, match=r"needs 10 windows: the widest window here is 400 ms"):
+        shape.burst(draft_of(trace_of([0, S, 4 * S])), 2.0, S)
 
 
 def test_constant_gaps_have_no_dispersion_to_double():
-    with pytest.raises(shape.ShapeError, match="nearest is 1x"):
-        shape.burst(shape.draft_of(trace_of(np.arange(100) * S)), 2.0, S)
+    with pytest.raises(ShapeError, match="nearest is 1x"):
+        shape.burst(draft_of(trace_of(np.arange(100) * S)), 2.0, S)
 
 
 @given(trace=traces(), factor=st.sampled_from([0.5, 1.5, 2.0]))
 @settings(max_examples=40)
 def test_any_warp_keeps_order_ends_and_sessions(trace, factor):
-    draft = shape.draft_of(trace)
+    draft = draft_of(trace)
     try:
         warped, _ = shape.burst(draft, factor, S)
-    except shape.ShapeError:
+    except ShapeError:
         return
     assert (np.diff(warped.arrival_ns) >= 0).all()
     assert [warped.arrival_ns[0], warped.arrival_ns[-1]] == [draft.arrival_ns[0], draft.arrival_ns[-1]]
@@ -322,7 +323,7 @@ def test_any_warp_keeps_order_ends_and_sessions(trace, factor):
 
 @pytest.mark.parametrize(("cv", "poisson"), [(1.0, True), (0.0, False), (0.5, False), (3.0, False)])
 def test_new_times_have_the_asked_variation_at_the_same_rate(cv, poisson):  # K09
-    draft = shape.draft_of(trace_of(np.sort(np.random.default_rng(1).integers(0, 1000 * S, size=5000))))
+    draft = draft_of(trace_of(np.sort(np.random.default_rng(1).integers(0, 1000 * S, size=5000))))
     moved, report = shape.retime(draft, cv, seed=2, poisson=poisson)
     assert report.achieved == pytest.approx(cv, rel=0.1, abs=1e-6)
     assert [moved.arrival_ns[0], moved.arrival_ns[-1]] == [draft.arrival_ns[0], draft.arrival_ns[-1]]
@@ -339,7 +340,7 @@ def test_new_times_have_the_asked_variation_at_the_same_rate(cv, poisson):  # K0
 @given(trace=traces(), seed=st.integers(0, 3))
 def test_reshaping_commutes_with_splitting_by_session(trace, seed):
     """A part, given the figures of the whole (origin, cuts, curve, map of time), is that part of the whole's result."""
-    whole = shape.draft_of(trace)
+    whole = draft_of(trace)
     mine = np.isin(whole.session, np.unique(whole.session)[::2])
     part = whole.take(mine)
     origin = whole.arrival_ns[0]
@@ -408,7 +409,7 @@ def test_merging_keeps_clock_time_where_both_have_one_and_else_starts_together()
 
 
 def test_every_step_tells_the_same_story_from_the_same_seed():
-    draft = shape.draft_of(trace_of(np.arange(200) * S // 3))
+    draft = draft_of(trace_of(np.arange(200) * S // 3))
     for step in (lambda seed: shape.rate(draft, 1.5, seed), lambda seed: shape.thin(draft, 0.5, seed)):
         one, two, other = (step(seed)[0] for seed in (1, 1, 2))
         assert all(

@@ -13,9 +13,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from traces.draft import Draft, Int16s, Report, ShapeError, draft_of
 from traces.record import COLUMNS, Metadata, metadata_of
 from traces.seeded import mix
-from traces.shape import Draft, Int16s, Report, ShapeError, draft_of
 
 
 def build(trace: pa.Table, draft: Draft, mark: str | None = None) -> pa.Table:

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from traces.draft import Draft, Report, Step
     from traces.record import Metadata
-    from traces.shape import Draft, Report, Step
 
 ORDER = ("merge", "window", "tenant", "sample", "lengths", "rate", "loop", "poisson", "gamma", "speed", "burst")
 
@@ -231,7 +231,8 @@ def apply(trace: pa.Table, options: ShapeOptions, *, seed: int) -> tuple[pa.Tabl
         ShapeError: a step that this trace cannot take.
         TraceError: a trace to merge cannot be read.
     """
-    from traces import assemble, parquet, shape
+    from traces import assemble, parquet
+    from traces.draft import draft_of
     from traces.record import metadata_of
     from traces.resize import length_reports, scale_lengths
 
@@ -242,7 +243,7 @@ def apply(trace: pa.Table, options: ShapeOptions, *, seed: int) -> tuple[pa.Tabl
         other = parquet.read(path)
         trace, report = assemble.merge(trace, other, metadata_of(trace), metadata_of(other))
         reports.append(msgspec.structs.replace(report, asked=Path(path).name))
-    draft, done = redraft(shape.draft_of(trace), options, tenant_names(trace), seed=seed)
+    draft, done = redraft(draft_of(trace), options, tenant_names(trace), seed=seed)
     reports += done
     reshaped = assemble.build(trace, draft, assemble.free_mark(trace))
     if options.lengths is not None:
@@ -290,7 +291,7 @@ def redraft(draft: Draft, options: ShapeOptions, tenants: list[str], *, seed: in
 
 
 def tenant_names(trace: pa.Table) -> list[str]:
-    """Tenants by the code that `shape.draft_of` gives them: in order of appearance."""
+    """Tenants by the code that `draft_of` gives them: in order of appearance."""
     if "tenant" not in trace.schema.names:
         return []
     import pyarrow as pa

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from traces.burstiness import Floats
-from traces.shape import Report
+from traces.draft import Report
 
 CHUNKS = ("chunk_ns", "chunk_tokens")
 

@@ -1,8 +1,6 @@
 """Reshape a trace and say what was achieved.
 
-A reshaping works on a `Draft`: for every row of the result, which row of the source it is, which copy, and when it
-arrives. Each step is a pure function `draft → (draft, Report)`; nothing here reads a file or a clock. `build` makes the
-trace of a draft: only there are columns copied, ids made unique and prefix blocks made private.
+Each step is a pure function `draft → (draft, Report)` (`traces.draft`); nothing here reads a file or a clock.
 
 What is kept: rows of a session stay together and in order, think times follow the map of time, prefix sharing inside
 the original and inside every copy stays as it was. Whatever is drawn is drawn per session from the seed
@@ -17,128 +15,17 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from traces import warp
-from traces.burstiness import NS, Floats, Int32s, Int64s
-from traces.errors import TraceError
-from traces.seeded import UInt64s, session_keys, uniform
+from traces.burstiness import NS, Floats, Int64s
+from traces.draft import Draft, Report, ShapeError, Step, by_arrival, joined, of_rows, plain, spelt
+from traces.seeded import uniform
 from traces.units import show_ns
 
 JITTER_S = 5  # a copy moves within the distance in which as many arrive as come in this time on average
 MOST_ROWS = 200_000_000
-Int16s = npt.NDArray[np.int16]
-
-
-class ShapeError(TraceError):
-    """A reshaping that this trace cannot take; the text says the nearest that it can."""
-
-
-class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """One step: what was asked and what came out."""
-
-    step: str  # "speed", "burst", ...
-    asked: str  # as the user would write it: "2x@1s"
-    what: str  # the quantity, with its unit: "span [s]"
-    before: float
-    planned: float
-    achieved: float
-    note: str = ""
-
-    def line(self) -> str:
-        """For people: `burst 2x@1s: index of dispersion at 1 s 1.35 → 2.71 (planned 2.71)`."""
-        text = f"{self.step} {self.asked}".strip()
-        text += f": {self.what} {_figure(self.before)} → {_figure(self.achieved)} (planned {_figure(self.planned)})"
-        return f"{text}; {self.note}" if self.note else text
-
-
-def _figure(value: float) -> str:
-    return f"{value:,.0f}" if value == round(value) or abs(value) >= 1e6 else f"{value:,.6g}"
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Draft:
-    """Rows of a reshaped trace, by arrival. All arrays have one length."""
-
-    row: Int32s  # row of the source
-    copy: Int16s  # 0: the original; k: its k-th copy, with ids and prefix blocks of its own
-    arrival_ns: Int64s  # ascending
-    think_ns: Int64s | None = None  # −1 where null; None when the trace has none
-    session: UInt64s | None = None  # key of the session (traces.seeded), for steps that draw; None once copies are made
-    tenant: Int32s | None = None  # code of the tenant, −1 where null
-    alone: bool = False  # no two rows are of one session
-
-    def __len__(self) -> int:
-        return len(self.row)
-
-    def take(self, index: npt.NDArray[np.intp] | npt.NDArray[np.bool_] | slice) -> Draft:
-        """Some of the rows, or all in another order."""
-        return dataclasses.replace(
-            self,
-            row=self.row[index],
-            copy=self.copy[index],
-            arrival_ns=self.arrival_ns[index],
-            think_ns=None if self.think_ns is None else self.think_ns[index],
-            session=None if self.session is None else self.session[index],
-            tenant=None if self.tenant is None else self.tenant[index],
-        )
-
-    def offset_ns(self) -> Int64s:
-        """Trace time: from the first arrival."""
-        return np.asarray(self.arrival_ns - self.arrival_ns[0])
-
-    def span_ns(self) -> int:
-        """From the first arrival to the last."""
-        return int(self.arrival_ns[-1] - self.arrival_ns[0])
-
-
-Step = tuple[Draft, Report]
-
-
-def draft_of(trace: pa.Table) -> Draft:
-    """The draft that leaves a trace (sorted by arrival) as it is.
-
-    Args:
-        trace: at least `arrival_ns`; `think_ns`, `tenant`, `session_id` and `request_id` are used when there.
-
-    Raises:
-        ShapeError: there is no row.
-    """
-    rows = trace.num_rows
-    if not rows:
-        raise ShapeError("the trace is empty: there is nothing to reshape")
-    names = trace.schema.names
-    think = trace.column("think_ns") if "think_ns" in names else None
-    return Draft(
-        row=np.arange(rows, dtype=np.int32),
-        copy=np.zeros(rows, dtype=np.int16),
-        arrival_ns=trace.column("arrival_ns").to_numpy(),
-        think_ns=None if think is None or think.null_count == rows else pc.fill_null(think, -1).to_numpy(),
-        session=session_keys(trace),
-        tenant=_codes(trace.column("tenant")) if "tenant" in names else None,
-        alone="session_id" not in names or trace.column("session_id").null_count == rows,
-    )
-
-
-def _codes(column: pa.ChunkedArray) -> Int32s:
-    words = column.cast(pa.string()).combine_chunks().dictionary_encode()
-    if isinstance(words, pa.ChunkedArray):
-        words = words.combine_chunks()
-    codes: Int32s = pc.fill_null(words.indices, -1).to_numpy(zero_copy_only=False).astype(np.int32)
-    return codes
-
-
-def spelt(duration_ns: int) -> str:
-    """A duration as a user would write it: `90s`, `250ms`."""
-    for unit_ns, unit in ((60 * NS, "m"), (NS, "s"), (NS // 1000, "ms")):
-        if duration_ns % unit_ns == 0 and (duration_ns or unit == "s"):
-            return f"{duration_ns // unit_ns}{unit}"
-    return f"{duration_ns}ns"
-
 
 # ---- choosing rows ----------------------------------------------------------------------------------------------
 
@@ -159,7 +46,7 @@ def window(draft: Draft, start_ns: int, end_ns: int | None) -> Step:
             f"and is {_fullest(offset, start_ns, end_ns)}"
         )
     kept = draft.take(slice(first, last))
-    return kept, _rows_report("window", asked, draft, planned=last - first, achieved=last - first)
+    return kept, of_rows("window", asked, draft, planned=last - first, achieved=last - first)
 
 
 def _fullest(offset: Int64s, start_ns: int, end_ns: int | None) -> str:
@@ -187,7 +74,7 @@ def only_tenants(draft: Draft, names: Sequence[str], known: Sequence[str]) -> St
     assert draft.tenant is not None
     keep = np.isin(draft.tenant, [known.index(name) for name in names])
     kept = draft.take(keep)
-    return kept, _rows_report("tenant", ",".join(names), draft, int(keep.sum()), int(keep.sum()))
+    return kept, of_rows("tenant", ",".join(names), draft, int(keep.sum()), int(keep.sum()))
 
 
 def thin(draft: Draft, share: float, seed: int, *, step: str = "sample") -> Step:
@@ -204,7 +91,7 @@ def thin(draft: Draft, share: float, seed: int, *, step: str = "sample") -> Step
     if not keep.any():
         raise ShapeError(f"--{step} {share:.6g}x: of {len(draft)} requests none is left")
     kept = draft.take(keep)
-    return kept, _rows_report(step, f"{share:.6g}x", draft, planned, len(kept))
+    return kept, of_rows(step, f"{share:.6g}x", draft, planned, len(kept))
 
 
 def cuts(draft: Draft, share: float, seed: int, purpose: str) -> dict[int, float]:
@@ -262,15 +149,15 @@ def rate(draft: Draft, factor: float, seed: int) -> Step:
         return thin(draft, factor, seed, step="rate")
     _no_more_than_can_be(factor * len(draft), f"--rate {factor:.6g}x")
     whole = int(factor)
-    parts = [_plain(draft)]
+    parts = [plain(draft)]
     for number in range(1, whole + 1):
         part = draft
         if number == whole:
             part = draft.take(below(draft, cuts(draft, factor - whole, seed, "more"), seed, "more"))
         if len(part):
-            parts.append(_plain(jittered_copy(part, draft.arrival_ns, number, seed)))
-    grown = _by_arrival(_joined(parts))
-    report = _rows_report("rate", f"{factor:.6g}x", draft, factor * len(draft), len(grown))
+            parts.append(plain(jittered_copy(part, draft.arrival_ns, number, seed)))
+    grown = by_arrival(joined(parts))
+    report = of_rows("rate", f"{factor:.6g}x", draft, factor * len(draft), len(grown))
     return grown, report
 
 
@@ -372,45 +259,17 @@ def loop(draft: Draft, passes: int) -> Step:
     copies = int(draft.copy.max()) + 1
     parts = [
         dataclasses.replace(
-            _plain(draft), arrival_ns=draft.arrival_ns + number * period, copy=draft.copy + np.int16(number * copies)
+            plain(draft), arrival_ns=draft.arrival_ns + number * period, copy=draft.copy + np.int16(number * copies)
         )
         for number in range(passes)
     ]
-    report = _rows_report("loop", str(passes), draft, passes * len(draft), passes * len(draft))
-    return _joined(parts), report
+    report = of_rows("loop", str(passes), draft, passes * len(draft), passes * len(draft))
+    return joined(parts), report
 
 
 def _no_more_than_can_be(rows: float, asked: str) -> None:
     if rows > MOST_ROWS:
         raise ShapeError(f"{asked}: that would be {rows:,.0f} requests; one trace holds at most {MOST_ROWS:,}")
-
-
-def _plain(draft: Draft) -> Draft:
-    """Without what only drawing needs."""
-    return dataclasses.replace(draft, session=None, tenant=None)
-
-
-def _joined(parts: list[Draft]) -> Draft:
-    """One after the other. `parts` is emptied."""
-    thinks = [part.think_ns for part in parts if part.think_ns is not None]
-    joined = dataclasses.replace(
-        parts[0],
-        row=np.concatenate([part.row for part in parts]),
-        copy=np.concatenate([part.copy for part in parts]),
-        arrival_ns=np.concatenate([part.arrival_ns for part in parts]),
-        think_ns=np.concatenate(thinks) if thinks else None,
-    )
-    parts.clear()
-    return joined
-
-
-def _by_arrival(joined: Draft) -> Draft:
-    """Its own arrays put in order, one after the other."""
-    order = np.argsort(joined.arrival_ns, kind="stable").astype(np.int32)
-    for values in (joined.row, joined.copy, joined.arrival_ns, joined.think_ns):
-        if values is not None:
-            values[:] = values[order]
-    return joined
 
 
 # ---- moving rows in time ----------------------------------------------------------------------------------------
@@ -511,9 +370,3 @@ def _warped(draft: Draft, curve: warp.Warp) -> Draft:
 def _cv(arrival_ns: Int64s) -> float:
     gaps = np.diff(arrival_ns)
     return float(gaps.std() / gaps.mean()) if len(gaps) and gaps.any() else 0.0
-
-
-def _rows_report(step: str, asked: str, before: Draft, planned: float, achieved: int) -> Report:
-    return Report(
-        step=step, asked=asked, what="requests", before=len(before), planned=planned, achieved=float(achieved)
-    )

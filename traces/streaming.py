@@ -18,11 +18,11 @@ import pyarrow.compute as pc
 from traces import parquet
 from traces.assemble import finished, kept_columns, longer_mark
 from traces.columns import Growing, coded
+from traces.draft import Draft, Report, ShapeError
 from traces.record import Metadata, schema_for
 from traces.resize import CHUNKS, Tally, length_reports, scale_lengths
 from traces.rows import Rows, chunks, columns_of
 from traces.seeded import mix, text_keys
-from traces.shape import Draft, Report, ShapeError
 
 if TYPE_CHECKING:
     from traces.reshape import LengthFactors, ShapeOptions
