@@ -73,7 +73,7 @@ def isolate(
 
     \b
     replay isolate mix.parquet --tenants tenants.toml --target http://127.0.0.1:8000 --trials 5
-    replay isolate mix.parquet --tenant-mix risk=4:summary=1 --cap summary=4 --bound 'risk: ttft_p95 <= 1.25x alone'
+    replay isolate mix.parquet --tenant-mix risk=4:summary=1 --cap summary=6 --bound 'risk: ttft_p95 <= 1.25x alone'
 
     Exit: 0 isolated, 1 a bound or an SLA missed, 2 usage, 3 inconclusive or invalid, 130 interrupted.
     """

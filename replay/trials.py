@@ -130,7 +130,7 @@ def chosen_arms(
                 param_hint="--arm",
             )
     if known.CAPPED in found and not offered.caps:
-        raise click.UsageError("arm capped needs a cap: --cap summary=4")
+        raise click.UsageError("arm capped needs a cap: --cap summary=6")
     return tuple(found), tuple(alone or names)
 
 
