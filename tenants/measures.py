@@ -78,34 +78,35 @@ def rows_of(outcomes: pa.Table, *, interrupted: bool = False) -> Rows:
     if len(outcome) and int(outcome.min()) < 0:
         raise TraceError("these are not the outcomes of a run: a row has no outcome (replay a trace to get some)")
     names, tenant = get.words("tenant", DEFAULT)
-    due, sent = get.ms("due_ns"), get.ms("sent_ns")
+    due, sent = get.numbers("due_ns"), get.numbers("sent_ns")
     closed_loop = bool(len(index)) and bool(np.isnan(due[index]).all()) and not bool(np.isnan(sent[index]).all())
     start = np.where(np.isnan(due), sent, due)
-    released = np.where(np.isnan(get.ms("released_ns")), due, get.ms("released_ns"))
+    released = np.where(np.isnan(get.numbers("released_ns")), due, get.numbers("released_ns"))
     was_sent = ~np.isnan(sent)
 
     failed = np.isin(outcome, FAILED) | ((outcome == UNSENT) & (not interrupted))
     streamed = get.flags("stream", default=True) & ~np.isin(get.codes("endpoint", ["embeddings", "rerank"]), [0, 1])
-    first = get.ms("first_token_ns")
+    first, end = get.numbers("first_token_ns"), get.numbers("end_ns")
 
     def felt(offset: Floats, origin: Floats, where: Mask) -> Floats:
-        return np.where(where & failed, np.inf, np.where(where, sent + offset - origin, np.nan))
+        # whole ns are exact up to 104 days: equal waits stay equal, whenever in the run they were
+        return np.where(where & failed, np.inf, np.where(where, (sent + offset - origin) / NS_PER_MS, np.nan))
 
     complete = (outcome == OK) | failed
     values = {
         "priority": get.numbers("priority"),
         "outcome": outcome,
         "tenant": tenant,
-        "due_ms": start,
-        "sent_ms": sent,
-        "end_ms": sent + get.ms("end_ns"),
+        "due_ms": start / NS_PER_MS,
+        "sent_ms": sent / NS_PER_MS,
+        "end_ms": (sent + end) / NS_PER_MS,
         "ttft_ms": felt(first, start, streamed),
         "ttft_sent_ms": felt(first, sent, streamed),
-        "ttft_visible_ms": felt(get.ms("first_visible_ns"), start, streamed),
+        "ttft_visible_ms": felt(get.numbers("first_visible_ns"), start, streamed),
         "tpot_ms": np.where(streamed & failed, np.inf, np.where(streamed, _tpot_ms(get), np.nan)),
-        "e2e_ms": felt(get.ms("end_ns"), start, complete),
-        "held_ms": np.where(was_sent, released - due, np.nan),
-        "late_ms": np.where(was_sent & ~np.isnan(due), sent - released, np.nan),
+        "e2e_ms": felt(end, start, complete),
+        "held_ms": np.where(was_sent, (released - due) / NS_PER_MS, np.nan),
+        "late_ms": np.where(was_sent & ~np.isnan(due), (sent - released) / NS_PER_MS, np.nan),
         "connect_ms": get.ms("connect_ns"),
         "output_tokens": get.numbers("output_tokens"),
     }
@@ -115,11 +116,11 @@ def rows_of(outcomes: pa.Table, *, interrupted: bool = False) -> Rows:
 
 def _tpot_ms(get: Columns) -> Floats:
     """Time per output token of each answer; NaN where first and last token coincide or nothing is left to divide by."""
-    first, last = get.ms("first_token_ns"), get.ms("last_token_ns")
+    first, last = get.numbers("first_token_ns"), get.numbers("last_token_ns")
     left = streamed_tokens(get) - get.first_chunk_tokens()
     several = get.numbers("n") > 1
     with np.errstate(divide="ignore", invalid="ignore"):
-        tpot = (last - first) / left
+        tpot = (last - first) / NS_PER_MS / left
     usable = (left > 0) & (last > first) & ~several
     return np.where(usable, tpot, np.nan)
 

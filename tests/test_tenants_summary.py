@@ -69,6 +69,16 @@ def risk(rows, *rules, **more):
 # --- times ---
 
 
+def test_equal_waits_are_equal_whenever_in_the_run_they_were():
+    """Else ties would be broken by the clock, and waits that are all alike look like waits that remember each other."""
+    due_ms = [random_ns / MS for random_ns in np.random.default_rng(1).integers(0, 10**13, 300).tolist()]
+    at = dict.fromkeys(("arrival_ns", "due_ns", "released_ns", "sent_ns"))
+    found = measures.rows_of(run([dict.fromkeys(at, due) | {"first_token_ns": 12.753125} for due in due_ms]))
+    assert set(found.ttft_ms) == set(found.ttft_sent_ms) == {12.753125}
+    assert set(found.e2e_ms) == {210.0}
+    assert set(found.late_ms) == {0.0}
+
+
 def test_ttft_counts_from_due_and_from_sent_stands_beside_it():
     late = {"due_ns": 0, "released_ns": 0, "sent_ns": 50, "first_token_ns": 100}
     found = risk([late, late])
