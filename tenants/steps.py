@@ -116,20 +116,34 @@ def cluster(chunk_ns: Ints, chunk_of: Ints) -> tuple[Ints, Ints]:
     times, owners = chunk_ns[order], chunk_of[order]
     if len(times) == 0:
         return order, np.zeros(0, dtype=np.int64)
-    by_stream = np.lexsort((chunk_ns, chunk_of))
-    gaps = np.diff(chunk_ns[by_stream])[np.diff(chunk_of[by_stream]) == 0]
+    by_stream = np.argsort(owners, kind="stable")
+    same = np.diff(owners[by_stream]) == 0
+    before, after = by_stream[:-1][same], by_stream[1:][same]  # neighbours of one stream
+    gaps = times[after] - times[before]
     gaps = gaps[gaps > 0]
     limit = SPLIT_SHARE * float(np.median(gaps)) if len(gaps) else 1e6
-    wide = np.diff(times, prepend=times[0]) > limit
-    number = 0
-    member: dict[int, int] = {}
-    step = np.empty(len(times), dtype=np.int64)
-    for position, (owner, new) in enumerate(zip(owners.tolist(), wide.tolist(), strict=True)):
-        if new or member.get(owner, -1) == number:
-            number += 1
-        member[owner] = number
-        step[position] = number
-    return order, step
+    following = _following(times, before, after, limit)
+    begins = np.zeros(len(times), dtype=np.int64)
+    position = int(following[0])
+    while position < len(times):
+        begins[position] = 1
+        position = int(following[position])
+    return order, np.cumsum(begins)
+
+
+def _following(times: Ints, before: Ints, after: Ints, limit: float) -> Ints:
+    """(chunks,) for a step that begins with this chunk, where the next one begins.
+
+    A stream emits again at the first p whose latest repeated chunk, max over q <= p of previous(q), is not before the
+    begin; that maximum never falls, so it is found by bisection.
+    """
+    places = np.arange(len(times))
+    previous = np.full(len(times), -1, dtype=np.int64)
+    previous[after] = before
+    again = np.searchsorted(np.maximum.accumulate(previous), places)
+    wide = np.append(np.flatnonzero(np.diff(times) > limit) + 1, len(times))
+    found: Ints = np.minimum(again, wide[np.searchsorted(wide, places, side="right").clip(max=len(wide) - 1)])
+    return found
 
 
 class _Rows(NamedTuple):

@@ -84,6 +84,21 @@ def test_a_last_text_may_come_with_the_finish_reason(texts, ending, own, usage):
     assert alike.measure(HEADERS, without, 100) in (None, metered(without))
 
 
+@pytest.mark.parametrize("broken", [b"data: \n{", b"data: \r{", b"data: {\n", b"data:  {"])
+def test_a_usage_in_several_lines_is_left_to_the_meter(broken):
+    alike = taught(timed(events(["a", "b"])))
+    parts = events(["c"])
+    parts[-2] = parts[-2].replace(b"data: {", broken, 1)
+    assert alike.measure(HEADERS, timed(parts), 100) in (None, metered(timed(parts)))
+
+
+@pytest.mark.parametrize("own", ["chat\rcmpl", "chat\tcmpl", "chat\x00", ""])
+def test_an_id_that_is_no_json_string_is_left_to_the_meter(own):
+    alike = taught(timed(events(["a", "b"])))
+    reads = timed([part.replace(b"chatcmpl-1", own.encode()) for part in events(["c"])])
+    assert alike.measure(HEADERS, reads, 100) in (None, metered(reads))
+
+
 @given(st.data(), TEXTS)
 @settings(max_examples=300)
 def test_a_stream_with_a_fault_anywhere_is_measured_as_the_meter_does_or_left_to_it(data, texts):
@@ -100,6 +115,7 @@ def test_a_stream_with_a_fault_anywhere_is_measured_as_the_meter_does_or_left_to
                 part[:at] + b'"' + part[at:],
                 part[:at] + b"\\" + part[at:],
                 part[:at] + b"7" + part[at:],
+                part[:at] + b"\r" + part[at:],
                 b"",
                 part + part,
                 part + b": ping\n\n",

@@ -150,7 +150,7 @@ def _own(event: bytes) -> bytes:
     """The start of an event up to the end of its id; empty when it does not begin so."""
     end = event.find(b'"', len(_BEGIN))
     own = event[: end + 1]
-    return own if end > 0 and own.startswith(_BEGIN) and b"\\" not in own and b"\n" not in own else b""
+    return own if own.startswith(_BEGIN) and b"\\" not in own and are_texts([own[len(_BEGIN) : -1]]) else b""
 
 
 def _times(reads: Reads, events: int, start_ns: int) -> list[int] | None:

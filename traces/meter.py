@@ -13,6 +13,7 @@ Most events of a stream differ in one string from the one before; `wire/template
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -302,14 +303,14 @@ class Meter:
 
 
 def _json(data: bytes) -> Any:
-    """JSON, forgiving invalid UTF-8 (a character cut in half by a server is still a chunk); None when unreadable."""
+    """JSON, forgiving a character cut in half by a server, as bytes or as an escape, and NaN; None when unreadable."""
     try:
         return _decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         pass
     try:
-        return _decode(data.decode("utf-8", "replace"))
-    except (msgspec.DecodeError, RecursionError):
+        return json.loads(data.decode("utf-8", "replace"))
+    except (ValueError, RecursionError):
         return None
 
 

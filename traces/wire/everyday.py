@@ -119,7 +119,7 @@ def read(tally: Tally, at_ns: int, data: bytes) -> int:
 
 def usage(event: bytes) -> Usage | None:
     """The counts of an event that is an everyday usage chunk and nothing else; None when it is not."""
-    if not event.startswith(b"data: "):
+    if not event.startswith(b"data: ") or b"\n" in event or b"\r" in event:  # a field of several lines
         return None
     try:
         chunk = _decode(event[6:])

@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from typing import Any
 
 _KEY = re.compile(rb'(?<=[{,])"(content|text)":\s?"')
-_INSIDE = re.compile(rb'(?:[^"\\\r\n]++|\\[^\r\n])++')  # possessive: no backtracking on long texts
+_INSIDE = re.compile(rb'(?:[^"\\\x00-\x1f]++|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))++')  # possessive: no backtracking
 _inside = _INSIDE.fullmatch
 _TRIES = 16
-_SPECIAL = b'"\\\r\n'
+_SPECIAL = b'"\\' + bytes(range(0x20))
 _NOTHING = b"\x00"  # no block begins with it
 
 
