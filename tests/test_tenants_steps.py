@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from tenants.steps import Seen, cluster, emitting_steps, seen, steps
+from tenants.steps import SPLIT_SHARE, Seen, cluster, emitting_steps, seen, steps
 from traces.record import Metadata, table
 
 MS = 1_000_000
@@ -34,6 +38,20 @@ def test_chunks_that_arrive_together_end_one_step():
 def test_a_stream_never_emits_twice_in_one_step():
     _, step = cluster(np.array([100, 101, 102, 200, 300]) * MS, np.array([0, 0, 1, 0, 0]))
     assert step.tolist() == [0, 1, 1, 2, 3]
+
+
+@given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 6)), min_size=1, max_size=60))
+def test_steps_are_those_of_the_definition_chunk_by_chunk(chunks):
+    times, owners = (np.array(column, dtype=np.int64) for column in zip(*chunks, strict=True))
+    order, step = cluster(times, owners)
+    gaps = [b - a for who in set(owners.tolist()) for a, b in pairwise(sorted(times[owners == who].tolist())) if b > a]
+    limit = SPLIT_SHARE * float(np.median(gaps)) if gaps else 1e6
+    number, seen_in, last = 0, {}, times[order[0]]
+    for place, row in enumerate(order.tolist()):
+        if times[row] - last > limit or seen_in.get(owners[row]) == number:
+            number += 1
+        seen_in[owners[row]], last = number, times[row]
+        assert step[place] == number
 
 
 def test_a_step_after_an_idle_engine_starts_when_something_is_sent():

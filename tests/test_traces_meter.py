@@ -385,6 +385,24 @@ def test_data_that_is_not_json_is_counted_and_passed_over():
     assert (row.outcome, len(row.chunk_ns)) == ("ok", 2)
 
 
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [("\\ud83d", 3), ("\\udc00", 3), ("a\\ud83d\\ude00", 3), ("\\u00", 2), ("\\x41", 2), ("a\x01b", 2)],
+    ids=["first half", "second half", "both", "short escape", "no escape of JSON", "a control character"],
+)
+@pytest.mark.parametrize("place", [0, 2])
+def test_half_a_character_as_an_escape_is_a_token_and_no_json_is_none(text, tokens, place):
+    pieces = sse(delta("Hi"), delta("you"), delta(finish="stop"))
+    pieces.insert(place, pieces[0].replace(b"Hi", text.encode()))
+    assert measure(pieces).output_tokens == tokens
+    assert measure(pieces, together=True).output_tokens == tokens
+
+
+def test_a_chunk_with_nan_is_a_token():
+    chunk = 'data: {"choices":[{"index":0,"delta":{"content":"a"},"logprobs":{"content":[{"logprob":NaN}]}}]}'
+    assert measure(sse(chunk, delta("b"), delta(finish="stop"))).output_tokens == 2
+
+
 def test_invalid_utf8_is_still_a_token():
     pieces = sse(delta("a"), delta("b", finish="stop"))
     pieces[0] = pieces[0].replace(b'"a"', b'"\xff\xfe"')
