@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from capture.settings import Settings
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kMGT]?)B?\s*", re.IGNORECASE)
+_OURS = {"mode": "--upstream or --mode", "listen_host": "--listen", "listen_port": "--listen"}
+_MODES = {"regular", "upstream", "reverse", "transparent", "socks5"}  # those whose connections come to one TCP port
 _FACTORS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 
 
@@ -39,7 +41,13 @@ def address(text: str) -> tuple[str, int]:
 def upstream(text: str) -> str:
     """Mitmproxy's reverse mode for a URL such as ``http://vllm:8000``. Raises ValueError."""
     parts = urlsplit(text)
-    if parts.scheme not in {"http", "https"} or not parts.hostname:
+    if "@" in parts.netloc:
+        raise ValueError("a URL with a user's name or key in it: leave them out (clients send their own)")
+    try:
+        fits = parts.port != 0
+    except ValueError:
+        fits = False
+    if parts.scheme not in {"http", "https"} or not parts.hostname or not fits:
         raise ValueError(f"{text!r} is not the URL of a server: write it as http://vllm:8000")
     if parts.path not in {"", "/"} or parts.query:
         raise ValueError(f"{text!r}: leave the path out (clients send it): {parts.scheme}://{parts.netloc}")
@@ -50,6 +58,9 @@ def option(text: str) -> str:
     """One of mitmproxy's own options, ``name=value``. Raises ValueError."""
     if not re.fullmatch(r"[a-z0-9_]+=.*", text):
         raise ValueError(f"{text!r} is not name=value, such as ssl_insecure=true")
+    name = text.partition("=")[0]
+    if name in _OURS:
+        raise ValueError(f"{name} is told by {_OURS[name]}")
     return text
 
 
@@ -105,7 +116,9 @@ def capture(context: click.Context, /, **given: Any) -> None:
         return
     if not given["out"]:
         raise click.UsageError("Missing option '--out': name a folder, such as --out traces/staging")
-    if bool(given["mode_upstream"]) == bool(given["mode"]):
+    if given["mode_upstream"] and given["mode"]:
+        raise click.UsageError("--upstream and --mode exclude each other: --upstream http://vllm:8000 is all it takes")
+    if not given["mode_upstream"] and not given["mode"]:
         raise click.UsageError("name the server to record: --upstream http://vllm:8000 (or a --mode of mitmproxy)")
     settings = _settings(given)
     if given["mode"]:
@@ -126,7 +139,7 @@ def capture(context: click.Context, /, **given: Any) -> None:
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="'--set'") from None
     lost = f", {counts.dropped:,} dropped" if counts.dropped else ", none dropped"
-    click.echo(f"Recorded {counts.rows:,} rows{lost}: {given['out']}")
+    click.echo(f"Recorded {counts.rows:,} row{'s' * (counts.rows != 1)}{lost}: {given['out']}")
 
 
 def _settings(given: dict[str, Any]) -> Settings:
@@ -162,7 +175,11 @@ def _check_mode(mode: str) -> None:
     from mitmproxy.proxy import mode_specs
 
     try:
-        mode_specs.ProxyMode.parse(mode)
+        found = mode_specs.ProxyMode.parse(mode)
+        if found.type_name not in _MODES or found.transport_protocol == "udp":
+            raise ValueError("capture records what comes to a port of TCP")  # noqa: TRY301 - said like mitmproxy's own
+        if found.custom_listen_port is not None:
+            raise ValueError("the address to listen on is told by --listen")  # noqa: TRY301
     except ValueError as error:
         raise click.BadParameter(
             f"{mode}: {error}; such as regular or upstream:http://proxy:3128", param_hint="'--mode'"

@@ -115,7 +115,14 @@ def run(mode: str, sets: tuple[str, ...], addon: Capture, listen: Listen, ready:
         ValueError: an option that mitmproxy does not know or take.
     """
     with asyncio.Runner(loop_factory=_new_loop) as runner:
+        runner.get_loop().set_exception_handler(_unless_cancelled)
         runner.run(_run(mode, sets, addon, listen, ready))
+
+
+def _unless_cancelled(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Python 3.11 tells of a connection that is cancelled at the end as of an exception in a callback."""
+    if not isinstance(context.get("exception"), asyncio.CancelledError):
+        loop.default_exception_handler(context)
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:

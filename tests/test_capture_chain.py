@@ -440,6 +440,21 @@ def test_sigterm_writes_every_row_and_what_was_in_flight(server, tmp_path):
         assert "Recorded 4 rows, none dropped" in "".join(recorder.said)
 
 
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_ctrl_c_with_clients_that_keep_their_connections_ends_without_a_traceback(server, tmp_path, workers):
+    """Python 3.11 tells of a connection's cancelled task as an exception of its own."""
+    with (
+        recording(server.url, tmp_path / "out", "--workers", workers) as recorder,
+        socket.create_connection(("127.0.0.1", recorder.port), timeout=20) as sock,
+    ):
+        sock.sendall(request(ASK, {"x-script": "good"}, close=False))
+        recorder.rows(1)
+        assert recorder.stop(signal.SIGINT) == 0
+    _, out, err = recorder.said
+    assert out == f"Recorded 1 row, none dropped: {tmp_path / 'out'}\n"
+    assert [line for line in err.splitlines() if not line.startswith("capture: ")] == []
+
+
 def test_i01_after_kill_9_all_rows_up_to_a_second_before_are_there(server, tmp_path):
     from click.testing import CliRunner
 

@@ -21,9 +21,10 @@ GOOD = ["--upstream", "http://127.0.0.1:1", "--listen", "127.0.0.1:0"]
     [
         ([*GOOD], "--out traces/staging"),
         (["--out", "x"], "--upstream http://vllm:8000"),
-        (["--out", "x", *GOOD, "--mode", "regular"], "--upstream http://vllm:8000"),
+        (["--out", "x", *GOOD, "--mode", "regular"], "--upstream and --mode exclude each other"),
         (["--out", "x", "--upstream", "vllm:8000"], "http://vllm:8000"),
         (["--out", "x", "--upstream", "http://vllm/v1"], "leave the path out"),
+        (["--out", "x", "--upstream", "http://vllm:80000"], "http://vllm:8000"),
         (["--out", "x", *GOOD[:2], "--listen", "9000"], "127.0.0.1:9000"),
         (["--out", "x", *GOOD, "--tenant", "cookie"], "header:x-tenant"),
         (["--out", "x", *GOOD, "--dialect", "klingon"], "vllm"),
@@ -31,8 +32,11 @@ GOOD = ["--upstream", "http://127.0.0.1:1", "--listen", "127.0.0.1:0"]
         (["--out", "x", *GOOD, "--tokenizer", "words.json"], "not a tokenizer file"),
         (["--out", "x", *GOOD, "--max-bytes", "much"], "20GB"),
         (["--out", "x", *GOOD[2:], "--mode", "bogus"], "such as regular or upstream:http://proxy:3128"),
+        (["--out", "x", *GOOD[2:], "--mode", "wireguard"], "capture records what comes to a port of TCP"),
+        (["--out", "x", *GOOD[2:], "--mode", "regular@9000"], "--listen"),
         (["--out", "x", *GOOD[:2], "--listen", "nowhere.invalid:9000"], "such as 127.0.0.1:9000"),
         (["--out", "x", *GOOD, "--set", "SSL"], "name=value"),
+        (["--out", "x", *GOOD, "--set", "listen_port=9000"], "listen_port is told by --listen"),
         (["--out", "/dev/null/x", *GOOD], "--out"),
     ],
 )
@@ -43,6 +47,13 @@ def test_wrong_words_are_one_line_with_a_right_example(arguments, said, tmp_path
     assert result.exit_code == 2
     assert said in result.output
     assert "Traceback" not in result.output
+
+
+def test_a_key_in_the_url_is_refused_and_not_repeated(tmp_path):
+    result = CliRunner().invoke(capture, ["--out", str(tmp_path / "x"), "--upstream", "http://me:sk-4711@vllm:8000"])
+    assert result.exit_code == 2
+    assert "leave them out" in result.output
+    assert "sk-4711" not in result.output
 
 
 def test_an_address_in_use_is_said_before_anything_starts(tmp_path):
