@@ -159,7 +159,7 @@ def is_clear(folder: Path, confidence: float = 0.99) -> bool:
     from tenants import experiment
     from tenants.isolation import INCONCLUSIVE
 
-    found = experiment.judged(experiment.load(folder), confidence=confidence).isolation
+    found = experiment.isolation_of(experiment.load(folder), confidence=confidence)
     return all(part.verdict != INCONCLUSIVE for part in found.tenants.values())
 
 

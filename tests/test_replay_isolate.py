@@ -22,6 +22,7 @@ from replay.isolate import isolate, parse_server
 from replay.options import OfferOptions, SendOptions, make_offer
 from replay.plan import NONE
 from replay.trials import Setup, parse_bound
+from tenants.judge import is_clear
 from traces import parquet
 from traces.record import Metadata, table
 
@@ -236,7 +237,7 @@ def test_the_port_of_a_server_is_read_from_its_command(command_, port):
     assert isolation.target_of(command_, SendOptions(target="http://localhost:9000/base")).port == (port or 9000)
 
 
-def test_an_experiment_whose_verdicts_are_clear_stops_early(trace, tmp_path, monkeypatch):
+def test_an_experiment_is_asked_after_every_trial_but_the_first_whether_it_is_clear(trace, tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(trials, "_is_clear", lambda folder: asked.append(folder) or len(asked) == 2)
     offer = OfferOptions(trace=trace, turns="timed")
@@ -244,3 +245,69 @@ def test_an_experiment_whose_verdicts_are_clear_stops_early(trace, tmp_path, mon
     made = []
     assert not trials.play(offer, setup, tmp_path / "out", lambda _o, _a, part, _f: bool(made.append(part)))
     assert (len(made), len(asked)) == (6, 2)  # never after one trial
+
+
+@pytest.fixture(scope="module")
+def long_prompts(tmp_path_factory):
+    """A minute of short questions, and long prompts that they wait for."""
+    path, rng = tmp_path_factory.mktemp("long") / "mix.parquet", np.random.default_rng(1)
+    kinds = {"risk": (480, 50), "summary": (60, 4000)}  # requests, tokens in
+    rows = sorted(
+        (at, name, rank, tokens)
+        for rank, (name, (number, tokens)) in enumerate(kinds.items())
+        for at in rng.integers(0, 60 * S, number).tolist()
+    )
+    columns = dict(
+        zip(("arrival_ns", "tenant", "priority", "input_tokens"), map(list, zip(*rows, strict=True)), strict=True)
+    )
+    columns |= {"output_tokens": [5] * len(rows), "endpoint": ["completions"] * len(rows)}
+    parquet.write(table(columns, Metadata(source="test", epoch="relative")), path)
+    return str(path)
+
+
+@pytest.fixture
+def on_the_virtual_clock(long_prompts, monkeypatch):
+    """`replay isolate`, its runs made in no time by the simulated engine: the judge and all else are the real ones."""
+    from replay import simulate, simulated
+
+    engine = simulate.engine_of(
+        simulate.simulate.make_context("simulate", [long_prompts, "--max-num-seqs", "64"]).params
+    )
+
+    def one(bench, offered, asked, part, folder):
+        simulated.play_arm((offered, part.arm), asked, engine, bench.send, folder)
+        return False
+
+    monkeypatch.setattr(isolation, "_one", one)
+
+    def run(out, *words):
+        result = invoke(
+            long_prompts, "--target", "http://127.0.0.1:9", "--poisson", "--alone", "risk", "--stop-early", "--json",
+            "--cool", "0s", "--out", str(out), *words,
+        )  # fmt: skip
+        assert result.exception is None, result.output
+        return result, json.loads((out / "experiment.json").read_text())["runs"]
+
+    return run
+
+
+def test_a_clear_experiment_stops_early_by_the_real_judgement(on_the_virtual_clock, tmp_path):
+    """The ratio is near 13: a bound of 25 is kept, clearly at 99 % as soon as three trials tell how trials differ."""
+    out = tmp_path / "out"
+    result, runs = on_the_virtual_clock(out, "--trials", "9", "--bound", "risk: ttft_p95 <= 25x alone")
+    assert max(run["trial"] for run in runs) == 3
+    assert len(runs) == 3 * 3
+    assert "every verdict is clear after 3 trials" in result.stderr
+    assert (result.return_value, json.loads(result.stdout)["verdict"]) == (0, "ISOLATED")
+    document = json.loads((out / "experiment.json").read_text())
+    document["runs"] = [run for run in runs if run["trial"] < 3]
+    (out / "experiment.json").write_text(json.dumps(document))
+    assert not is_clear(out)
+
+
+def test_an_experiment_that_stays_open_runs_every_trial(on_the_virtual_clock, tmp_path):
+    """A bound of 13 lies in the interval, so no verdict is clear."""
+    result, runs = on_the_virtual_clock(tmp_path / "out", "--trials", "4", "--bound", "risk: ttft_p95 <= 13x alone")
+    assert max(run["trial"] for run in runs) == 4
+    assert "clear" not in result.stderr
+    assert (result.return_value, json.loads(result.stdout)["verdict"]) == (3, "INCONCLUSIVE")
