@@ -15,7 +15,7 @@ import click
 from traces.shell import EXIT_FAIL, EXIT_INTERRUPTED, EXIT_PASS, EXIT_UNJUDGED, parsed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from rich.console import Console
 
@@ -60,7 +60,7 @@ def judge(
     tenants judge runs/today --sla 'risk: ttft_p99 < 1s'
     tenants judge runs/isolate-today --markdown isolation.md --baseline runs/isolate-before
     """  # noqa: D301 - click's own mark: keep these lines
-    from tenants import experiment, failures, folder, terminal
+    from tenants import experiment, folder
     from tenants import tenant as nouns
     from tenants.summary import to_json_of_runs
 
@@ -76,36 +76,55 @@ def judge(
     if rules or described:
         tenants = nouns.load(described) if described else ()
         loaded = [again(run, tenants, rules) for run in loaded]
+    worse = [] if baseline is None else slower([run.summary for run in loaded], _before(baseline))
+    headline = f"FAIL  worse than the baseline: {'; '.join(worse)}\n" if worse else ""
+    click.echo(headline, nl=False, err=as_json)
     if as_json:
         found = to_json_of_runs([(run.name, run.summary) for run in loaded])
-        click.echo(with_blocking(found, loaded[0]) if len(loaded) == 1 else found)
-    elif len(loaded) == 1:
-        causes = failures.causes(loaded[0].outcomes)
-        terminal.print_result(
-            loaded[0].summary,
-            terminal.stdout_console(),
-            folder=runs[0],
-            causes=causes,
-            more=print_blocking_of(loaded[0]),
-        )
+        click.echo(with_blocking(found, loaded[0], worse) if len(loaded) == 1 else found)
     else:
-        terminal.print_comparison([(run.name, run.summary) for run in loaded], terminal.stdout_console())
+        _print(loaded, runs[0])
+        click.echo(headline, nl=False)
     code = worst_exit([run.summary for run in loaded])
-    worse = [] if baseline is None else slower([run.summary for run in loaded], folder.load(baseline).summary)
-    for text in worse:
-        click.echo(f"worse than the baseline: {text}", err=True)
-    return EXIT_FAIL if worse and code in {EXIT_PASS, EXIT_UNJUDGED} else code
+    return EXIT_FAIL if worse and code != EXIT_INTERRUPTED else code
 
 
-def with_blocking(text: bytes, run: Run) -> bytes:
-    """The summary's JSON with the blocking matrix in it."""
+def _print(loaded: list[Run], where: str) -> None:
+    """One run at the terminal, or several side by side."""
+    from tenants import failures, terminal
+
+    console = terminal.stdout_console()
+    if len(loaded) > 1:
+        terminal.print_comparison([(run.name, run.summary) for run in loaded], console)
+        return
+    run = loaded[0]
+    causes = failures.causes(run.outcomes)
+    terminal.print_result(run.summary, console, folder=where, causes=causes, more=print_blocking_of(run))
+
+
+def _before(baseline: str) -> Summary:
+    """The run that others are compared with. Raises BadFile, UsageError where it says nothing about its server."""
+    from tenants import folder
+
+    summary = folder.load(baseline).summary
+    _check_baseline(baseline, summary.reasons if not summary.valid else ())
+    return summary
+
+
+def _check_baseline(baseline: str, reasons: Sequence[str]) -> None:
+    if reasons:
+        raise click.UsageError(f"--baseline {baseline} is not valid ({reasons[0]}): name one that is, to compare with")
+
+
+def with_blocking(text: bytes, run: Run, worse: Sequence[str] = ()) -> bytes:
+    """The summary's JSON with the blocking matrix in it, and what is worse than a baseline."""
     import msgspec
 
     from tenants import experiment
 
     document: dict[str, Any] = msgspec.json.decode(text)
     document |= msgspec.to_builtins(experiment.of_run(run))
-    document["verdict"] = run.summary.verdict
+    document |= {"verdict": run.summary.verdict, "regressions": list(worse)}
     return msgspec.json.encode(document)
 
 
@@ -143,6 +162,7 @@ def judge_experiment(
     found = experiment.judged(loaded, arm=arm)
     if baseline is not None:
         before = experiment.judged(experiment.load(baseline), arm=arm)
+        _check_baseline(baseline, before.isolation.reasons)
         found = found._replace(regressions=experiment.regressions(found, before))
     for path, text in ((junit, isolation_text.junit), (markdown, isolation_text.markdown)):
         if path is not None:
@@ -187,11 +207,14 @@ def _write(path: Path, text: str) -> None:
 
 
 def slower(now: list[Summary], before: Summary) -> list[str]:
-    """Percentiles whose whole interval lies above the baseline's; a single run knows nothing of other days."""
+    """Percentiles whose whole interval lies above the baseline's; a single run knows nothing of other days.
+
+    Runs that are not valid are left out: their times are their sender's.
+    """
     from tenants import figures
 
     found = []
-    for summary in now:
+    for summary in (run for run in now if run.valid):
         for name, part in summary.tenants.items():
             old = before.tenants.get(name)
             for metric in ("ttft_ms", "e2e_ms"):

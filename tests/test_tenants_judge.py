@@ -113,6 +113,33 @@ def test_several_runs_stand_side_by_side_and_the_worst_decides(tmp_path):
     assert set(json.loads(run(good, bad, "--json").stdout)) == {"good", "bad"}
 
 
+def test_a_baseline_names_the_metric_that_got_worse_first_and_last_and_in_json(tmp_path):
+    before, now = write_run(tmp_path / "before"), write_run(tmp_path / "now", slow=60)
+    result = run(now, "--baseline", before)
+    lines = result.stdout.splitlines()
+    assert result.return_value == 1
+    assert lines[0] == lines[-1]
+    assert lines[0].startswith("FAIL  worse than the baseline: risk ttft_p95: 900 ms, 100 ms before")
+    found = json.loads(run(now, "--baseline", before, "--json").stdout)
+    assert found["verdict"] == "pass"  # by the rules it was run with
+    assert {text.split(":")[0] for text in found["regressions"]} == {"risk ttft_p95", "risk e2e_p95"}
+
+
+@pytest.mark.parametrize("made", [{}, {"slow": 4}, {"rows": 30, "slow": 2}])
+def test_a_run_like_its_baseline_or_too_short_to_tell_passes(tmp_path, made):
+    result = run(write_run(tmp_path / "now", **made), "--baseline", write_run(tmp_path / "before"))
+    assert result.return_value == 0
+    assert "worse than" not in result.stdout
+
+
+def test_a_run_that_is_not_valid_is_never_called_worse_and_never_a_baseline(tmp_path):
+    good, late = write_run(tmp_path / "good"), write_run(tmp_path / "late", slow=60, late_ms=50)
+    assert run(late, "--baseline", good).return_value == 3
+    refused = run(good, "--baseline", late)
+    assert isinstance(refused.exception, click.UsageError)
+    assert "late is not valid (client-bound: P99 lateness 50.0 ms is above" in refused.exception.format_message()
+
+
 def test_what_made_a_run_invalid_is_kept_apart_from_the_interruption(tmp_path):
     path = write_run(tmp_path / "run", rules=["risk: ttft_p95 < 50ms"], invalid=["a worker died"], interrupted=True)
     summary = folder.load(path).summary
