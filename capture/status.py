@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,26 +24,35 @@ def read(folder: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     if not folder.is_dir():
         raise BadFile(f"{folder}: no such folder; name the one that `capture --out` writes to")
     spools = [path.name for path in folder.glob(f"spool-*{spool.SUFFIX}")]
+    parts, rows = parts_of(folder)
     recorders = []
     for path in sorted(folder.glob("recorder-*.json")):
         with contextlib.suppress(OSError, msgspec.DecodeError):
             counts = msgspec.json.decode(path.read_bytes(), type=Counts)
-            recorders.append({**msgspec.to_builtins(counts), "state": state(counts, spools)})
-    import pyarrow.parquet as pq
-
-    rows = parts = 0
-    for path in folder.glob("part-*.parquet"):
-        with contextlib.suppress(OSError, ValueError):
-            rows += pq.read_metadata(path).num_rows
-            parts += 1
+            found = state(counts, spools)
+            counts.rows = max(counts.rows, rows[counts.name])  # who was killed had written more than it had told
+            counts.rows_per_s *= found == "running"
+            recorders.append({**msgspec.to_builtins(counts), "state": found})
     kept = {
         "parts": parts,
-        "rows_in_parts": rows,
+        "rows_in_parts": rows.total(),
         "spools": len(spools),
         "left_behind": [path.name for path in spool.left_behind(folder)],
         "bytes": kept_bytes(folder),
     }
     return recorders, kept
+
+
+def parts_of(folder: Path, pattern: str = "part-*.parquet") -> tuple[int, Counter[str]]:
+    """How many parts a folder has, and their rows by recorder."""
+    import pyarrow.parquet as pq
+
+    parts, rows = 0, Counter[str]()
+    for path in folder.glob(pattern):
+        with contextlib.suppress(OSError, ValueError):
+            rows[path.stem.removeprefix("part-").rpartition("-")[0]] += pq.read_metadata(path).num_rows
+            parts += 1
+    return parts, rows
 
 
 def state(counts: Counts, spools: Sequence[str]) -> str:
@@ -67,9 +77,14 @@ def describe(folder: Path, recorders: list[dict[str, Any]], kept: dict[str, Any]
     ]
     running = sum(each["state"] == "running" for each in recorders)
     lines.append(
-        f"{running} running; {kept['rows_in_parts']:,} rows in {kept['parts']:,} parts, {kept['spools']} spools, "
+        f"{running} running; {kept['rows_in_parts']:,} rows in {_many(kept['parts'], 'part')}, "
+        f"{_many(kept['spools'], 'spool')} (rows on their way to a part), "
         f"{kept['bytes'] / 1e6:.1f} MB: {folder}"
     )
     if kept["left_behind"]:
         lines.append(f"left behind by a dead recorder: {', '.join(kept['left_behind'])}; traces recover {folder}")
     return lines
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count:,} {what}{'s' * (count != 1)}"

@@ -263,7 +263,7 @@ class _Parent:
             self._end()
         if self._failures >= 3 and not self._said:
             raise ValueError("the workers did not start; their own lines say why")
-        return self._counts()
+        return self._counts(over=True)
 
     def _on_signal(self, number: int, frame: object) -> None:
         del frame
@@ -326,7 +326,7 @@ class _Parent:
                 self._stopping = True
                 return
             how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
-            say(f"worker {worker.process.pid} ended {how}; started again (its rows: traces recover, or the next start)")
+            say(f"worker {worker.process.pid} ended {how}; started again, which recovers its rows")
             time.sleep(START_AGAIN_S if not worker.ready else 0)
             self.workers[at] = _Worker(self.plan)
             self.names.append(self.workers[at].name)
@@ -342,14 +342,30 @@ class _Parent:
                 worker.process.kill()
                 worker.process.wait()
             worker.channel.close()
+        self._recover()
 
-    def _counts(self) -> Counts:
-        """The sum over all workers there were."""
+    def _recover(self) -> None:
+        """Make the parts of workers that were killed, where none was started again in time to do it."""
+        from traces import spool
+
+        for path in spool.left_behind(self.plan.settings.folder):
+            if spool.name_of(path).rpartition("-")[0] in self.names:
+                with contextlib.suppress(OSError):
+                    spool.recover(path)
+
+    def _counts(self, *, over: bool = False) -> Counts:
+        """The sum over all workers there were; at the end also what those that died had not told of."""
+        from capture.status import parts_of
+
+        living = {worker.name for worker in self.workers}
         total = Counts(name="all", pid=os.getpid(), started_s=time.time())
         for name in self.names:
             path = self.plan.settings.folder / f"recorder-{name}.json"
             with contextlib.suppress(OSError, msgspec.DecodeError):
                 each = msgspec.json.decode(path.read_bytes(), type=Counts)
+                each.in_flight *= name in living
+                if over and not each.over:
+                    each.rows = max(each.rows, parts_of(path.parent, f"part-{name}-*.parquet")[1][name])
                 for field in ("rows", "dropped", "passed", "failed", "in_flight"):
                     setattr(total, field, getattr(total, field) + getattr(each, field))
         return total

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 import subprocess
 import time
@@ -225,20 +226,20 @@ def test_status_says_who_ended_who_died_and_whose_rows_were_recovered(tmp_path):
     killed.put(exchange(1))
     killed._turn()
     killed._spool.let_go()
-    dead = msgspec.structs.replace(killed.counts, pid=2**22 - 1)
+    dead = msgspec.structs.replace(killed.counts, pid=2**22 - 1, rows=0, rows_per_s=3.0)
     (out / f"recorder-{dead.name}.json").write_bytes(msgspec.json.encode(dead))
     shown = CliRunner().invoke(capture, ["status", str(out)])
     assert shown.exit_code == 0, shown.output
     assert "ended" in shown.output
     assert "died" in shown.output
-    assert "0 running; 1 rows in 1 parts" in shown.output
+    assert "0 running; 1 rows in 1 part, 1 spool" in shown.output
     assert f"traces recover {out}" in shown.output
     told = json.loads(CliRunner().invoke(capture, ["status", str(out), "--json"]).output)
     assert {each["name"]: each["state"] for each in told["recorders"]} == {recording.name: "ended", dead.name: "died"}
     assert told["rows_in_parts"] == 1
     assert CliRunner().invoke(recover, [str(out)]).exit_code == 0
     shown = CliRunner().invoke(capture, ["status", str(out)]).output
-    assert f"{dead.name}  recovered" in shown
+    assert re.search(rf"{dead.name}  recovered +1 rows +0\.0/s", shown), "what it had not told of is counted"
     assert "0 running; 2 rows in 2 parts, 0 spools" in shown
     assert "died" not in shown
     assert "left behind" not in shown
