@@ -78,7 +78,7 @@ def describe(folder: Path, recorders: list[dict[str, Any]], kept: dict[str, Any]
     running = sum(each["state"] == "running" for each in recorders)
     lines.append(
         f"{running} running; {kept['rows_in_parts']:,} rows in {_many(kept['parts'], 'part')}, "
-        f"{_many(kept['spools'], 'spool')} (rows on their way to a part), "
+        f"{_many(kept['spools'], 'spool')}{' (rows on their way to a part)' if kept['spools'] else ''}, "
         f"{kept['bytes'] / 1e6:.1f} MB: {folder}"
     )
     if kept["left_behind"]:

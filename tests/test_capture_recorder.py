@@ -20,6 +20,7 @@ from capture.exchange import Exchange
 from capture.recorder import Recorder, prepared
 from capture.settings import Settings
 from traces import parquet, spool
+from traces.errors import BadFile
 from traces.meter import Meter
 from traces.recover import recover
 
@@ -105,6 +106,16 @@ def test_a_spool_that_is_left_at_the_end_is_said(tmp_path, monkeypatch):
     recording.start()
     recording.stop()
     assert said[-1] == f"1 spools are left: make room, then traces recover {tmp_path / 'out'}"
+
+
+def test_a_trace_that_is_still_in_its_spool_is_told_from_none(tmp_path):
+    recording = recorder(tmp_path / "out")
+    recording.put(exchange(0))
+    recording._turn()
+    with pytest.raises(BadFile, match=r"no part yet.*--part-every.*traces recover"):
+        parquet.read(tmp_path / "out")
+    recording._close_part()
+    assert parquet.read(tmp_path / "out").num_rows == 1
 
 
 def test_one_odd_request_does_not_end_the_recording(tmp_path):

@@ -43,6 +43,11 @@ def locate(path: str | os.PathLike[str]) -> tuple[pafs.FileSystem, list[str]]:
     else:
         filesystem = pafs.LocalFileSystem()
         found = _listed(filesystem, text)
+    if not found and any(Path(text).glob("spool-*")):
+        raise BadFile(
+            f"{text}: no part yet; its recorder closes one every minute (--part-every) and when it ends, "
+            f"and for one that was killed there is traces recover {text}"
+        )
     if not found:
         raise BadFile(f"{text}: no such file, or a folder without *.parquet files")
     return filesystem, found
