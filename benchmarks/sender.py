@@ -185,6 +185,7 @@ def closed_loop(
                         "events": float(log.tokens.sum() / span_s),
                         "cpu": ran.cpu_s / few * 1000,
                         "rss": ran.rss_mb,
+                        "sender": max((w["peak_rss_mb"] for w in ran.document.get("workers", ())), default=ran.rss_mb),
                         "whole": few / ran.wall_s,
                     }
                 )
@@ -314,11 +315,12 @@ def closed_table(found: dict[int, dict[str, list[dict[str, float]]]]) -> str:
                 f"{ratio:.2f}",
                 f"{middle(b, 'events'):,.0f}",
                 f"{middle(a, 'cpu'):.2f}",
+                f"{middle(a, 'sender'):.0f}",
                 f"{middle(a, 'rss'):.0f}",
             ]
         )
     head = ["client", "16 tokens, req/s", "of minimal protocol", "256 tokens, events/s"]
-    return page.table([*head, "CPU s per 1,000 req", "largest process, MB"], rows)
+    return page.table([*head, "CPU s per 1,000 req", "sender, MB", "largest process, MB"], rows)
 
 
 def fixed_table(found: dict[int, dict[str, list[dict[str, float]]]], what: str) -> str:
@@ -329,7 +331,14 @@ def fixed_table(found: dict[int, dict[str, list[dict[str, float]]]], what: str) 
             f"{middle(found[r][name], f'{what}_p50'):.2f} / {middle(found[r][name], f'{what}_p99'):.1f}" for r in found
         ]
         rows.append([name, *cells])
+    aims = [[f"{aim(found[r], f'{what}_{q}'):.{digits}f}" for q, digits in (("p50", 2), ("p99", 1))] for r in found]
+    rows.append(["1.25 × minimal protocol + 0.3", *(" / ".join(pair) for pair in aims)])
     return page.table(["client", *(f"{rate:,}/s" for rate in found)], rows)
+
+
+def aim(clients: dict[str, list[dict[str, float]]], key: str) -> float:
+    """What a sender may add, ms, measured by what Python can do in the same minutes."""
+    return 1.25 * middle(clients["minimal protocol"], key) + 0.3
 
 
 def gap_line(found: dict[int, dict[str, list[dict[str, float]]]]) -> str:
