@@ -3,11 +3,12 @@
     python benchmarks/peers.py --envs DIR [--write docs/benchmarks.md]      about ten minutes; --count 200: a look
 
 Each peer gets an environment of its own in DIR (made there with its version pinned, used again when it is there) and
-the client's core; the ground-truth server has the other. What is told comes from the server's log and the kernel, never
-from a client's own report:
+the client's core; the ground-truth server has the other. What is told comes from the server's log and the kernel, from
+a client's own report only what it says of TTFT:
 
     closed loop      32 in flight, 16 tokens as fast as the server can: requests/s between the first and the last byte
     constant rate    requests/s reached, and lateness = arrival at the server − (first arrival + index / rate)
+    added TTFT       TTFT as the client tells it − what the server took, each their own quantile
     start            from the command to the first request that the server sees
     CPU, memory      of the command and all its children, per 1,000 requests; the largest process
 
@@ -32,6 +33,8 @@ import sender
 import truth as truth_server
 from truth import CLIENT_CORE, Log, Truth, on_core
 
+from traces import parquet
+
 IN_FLIGHT, TOKENS, INPUT_TOKENS = 32, 16, 40
 RATES = (50, 200, 500)
 LIMIT_S = 180
@@ -48,11 +51,12 @@ class Work(NamedTuple):
 
 
 class Peer(NamedTuple):
-    """A load generator: what to install, and its command line for some work; None where it cannot do it."""
+    """A load generator: what to install, its command line for some work (None: it cannot do it), and what it tells."""
 
     name: str
     packages: tuple[str, ...]
     command: Callable[[Work], Sequence[str] | None]
+    told_ttft_ms: Callable[[Path], list[float]] = lambda _: []  # of every request, from the folder of its work
 
 
 def locust(work: Work) -> Sequence[str] | None:
@@ -113,10 +117,28 @@ def guidellm(work: Work) -> Sequence[str]:
     return [*command, "--output", f"kind=json,path={work.folder / 'guidellm.json'}"]
 
 
+def told_by_aiperf(folder: Path) -> list[float]:
+    """One JSON object a request."""
+    records = map(json.loads, (folder / "aiperf" / "profile_export.jsonl").read_text().splitlines())
+    return [record["metrics"]["time_to_first_token"]["value"] for record in records]
+
+
+def told_by_guidellm(folder: Path) -> list[float]:
+    """All requests in one document."""
+    document = json.loads((folder / "guidellm.json").read_text())
+    return [row["time_to_first_token_ms"] for row in document["benchmarks"][0]["requests"]["successful"]]
+
+
+def told_by_us(folder: Path) -> list[float]:
+    """The outcomes."""
+    first_ns = parquet.read(folder / "run" / "outcomes.parquet", ["first_token_ns"]).column("first_token_ns")
+    return [ns / 1e6 for ns in first_ns.to_pylist()]
+
+
 PEERS = (
     Peer("locust 2.47.0 FastHttp", ("locust==2.47.0",), locust),
-    Peer("aiperf 0.13.0", ("aiperf==0.13.0",), aiperf),
-    Peer("guidellm 0.8.1", ("guidellm==0.8.1",), guidellm),
+    Peer("aiperf 0.13.0", ("aiperf==0.13.0",), aiperf, told_by_aiperf),
+    Peer("guidellm 0.8.1", ("guidellm==0.8.1",), guidellm, told_by_guidellm),
 )
 
 
@@ -153,12 +175,14 @@ class Seen(NamedTuple):
     rps: float
     late_p50_ms: float
     late_p99_ms: float
+    added_p50_ms: float | None
+    added_p99_ms: float | None
     start_s: float
     cpu_s: float  # per 1,000 requests
     rss_mb: float
 
 
-def watch(command: Sequence[str], server: Truth, work: Work) -> Seen | str:
+def watch(command: Sequence[str], server: Truth, work: Work, told_ttft_ms: Callable[[Path], list[float]]) -> Seen | str:
     """Run a command against the server; what came there, or why nothing did."""
     server.set(ttft_ms=0 if work.rate is None else sender.TTFT_MS, itl_ms=0 if work.rate is None else sender.ITL_MS)
     began_ns = time.monotonic_ns()
@@ -175,11 +199,18 @@ def watch(command: Sequence[str], server: Truth, work: Work) -> Seen | str:
     if work.rate:
         late_ms = (arrived - arrived[0]) / 1e6 - np.arange(len(arrived)) * 1e3 / work.rate
         late_ms -= late_ms.min()
+    added_ms = [
+        float(np.quantile(told, q) - np.quantile(log.token_ns - log.complete_ns, q) / 1e6)
+        for q in (0.5, 0.99)
+        if work.rate and (told := told_ttft_ms(work.folder))
+    ]
     span_s = (log.last_ns.max() - arrived[0]) / 1e9 if work.rate is None else (arrived[-1] - arrived[0]) / 1e9
     return Seen(
         rps=len(arrived) / span_s,
         late_p50_ms=float(np.quantile(late_ms, 0.5)),
         late_p99_ms=float(np.quantile(late_ms, 0.99)),
+        added_p50_ms=added_ms[0] if added_ms else None,
+        added_p99_ms=added_ms[1] if added_ms else None,
         start_s=(arrived[0] - began_ns) / 1e9,
         cpu_s=ran.cpu_s / len(arrived) * 1000,
         rss_mb=ran.rss_mb,
@@ -194,52 +225,51 @@ def chats(log: Log) -> Log:
 
 def ours(work: Work) -> Sequence[str]:
     """The default command, its Parquet and report included."""
-    trace = work.folder / f"trace-{work.rate}-{work.count}.parquet"
+    trace, out = work.folder / "trace.parquet", work.folder / "run"
     sender.write_trace(trace, work.count, TOKENS, work.rate or 1e6)
-    out = work.folder / f"run-{work.rate}-{time.monotonic_ns()}"
     command = [sys.executable, "-m", "replay", str(trace), "--target", work.url, "--out", str(out), "--no-probe"]
     command += ["--no-self-check", "--workers", "1"]
     return command if work.rate else [*command, "--concurrency", str(IN_FLIGHT)]
 
 
-def rows(server: Truth, folder: Path, envs: Path, count: int | None) -> list[list[str]]:
-    """One row of the table per client."""
-    found = []
-    for name, peer in [("replay", None), *((peer.name, peer) for peer in PEERS)]:
-        try:
-            bin_ = None if peer is None else environment(peer, envs)
-        except subprocess.CalledProcessError:
-            found.append([name, "does not install", *[""] * (4 + len(RATES))])
-            continue
-        cells: list[Seen | str] = []
-        for rate in (None, *RATES):
-            few = count or ((20_000 if peer is None else 2_000) if rate is None else rate * 8)
-            work = Work(server.url, few, rate, folder)
-            command = ours(work) if peer is None else peer.command(work)
-            if command is not None and bin_ is not None:
-                command = [str(bin_ / command[0]), *command[1:]]
-            cells.append("has no schedule" if command is None else watch(command, server, work))
-            print(f"  {name}, {rate or 'closed'}: {cells[-1]}", file=sys.stderr)
-        found.append([name, *shown(cells)])
-    return found
+US = Peer("replay", (), ours, told_by_us)
 
 
-def shown(cells: list[Seen | str]) -> list[str]:
-    """A client's cells as text."""
-    closed = cells[0]
-    if isinstance(closed, str):
-        head = [closed, "", "", ""]
-    else:
-        head = [f"{closed.rps:,.0f}", f"{closed.cpu_s:.2f}", f"{closed.rss_mb:,.0f}", f"{closed.start_s:.1f}"]
-    rest = []
-    for cell, rate in zip(cells[1:], RATES, strict=True):
-        if isinstance(cell, str):
-            rest.append(cell)
-        elif cell.rps < 0.97 * rate:
-            rest.append(f"manages {cell.rps:,.0f}/s")
-        else:
-            rest.append(f"{cell.late_p50_ms:.1f} / {cell.late_p99_ms:.1f}")
-    return [*head, *rest]
+def cells_of(peer: Peer, server: Truth, folder: Path, envs: Path, count: int | None) -> list[Seen | str]:
+    """A client's closed loop and its rates."""
+    try:
+        bin_ = environment(peer, envs) if peer.packages else None
+    except subprocess.CalledProcessError:
+        return ["does not install", *[""] * len(RATES)]
+    cells: list[Seen | str] = []
+    for rate in (None, *RATES):
+        place = folder / f"{peer.name}-{rate or 'closed'}".replace(" ", "-")
+        place.mkdir()
+        few = count or ((2_000 if peer.packages else 20_000) if rate is None else rate * 8)
+        work = Work(server.url, few, rate, place)
+        command = peer.command(work)
+        if command is not None and bin_ is not None:
+            command = [str(bin_ / command[0]), *command[1:]]
+        cells.append("has no schedule" if command is None else watch(command, server, work, peer.told_ttft_ms))
+        print(f"  {peer.name}, {rate or 'closed'}: {cells[-1]}", file=sys.stderr)
+    return cells
+
+
+def closed(cell: Seen | str) -> list[str]:
+    """The cells of a closed loop, as text."""
+    if isinstance(cell, str):
+        return [cell, "", "", ""]
+    return [f"{cell.rps:,.0f}", f"{cell.cpu_s:.2f}", f"{cell.rss_mb:,.0f}", f"{cell.start_s:.1f}"]
+
+
+def at_rate(cell: Seen | str, rate: int, what: str) -> str:
+    """Lateness (`late`) or added TTFT (`added`) at a rate, as text."""
+    if isinstance(cell, str):
+        return cell
+    if cell.rps < 0.97 * rate:
+        return f"manages {cell.rps:,.0f}/s"
+    p50, p99 = getattr(cell, f"{what}_p50_ms"), getattr(cell, f"{what}_p99_ms")
+    return "not told" if p50 is None else f"{p50:.1f} / {p99:.1f}"
 
 
 def main() -> None:
@@ -249,11 +279,21 @@ def main() -> None:
     page.option(options)
     asked = options.parse_args()
     with truth_server.server() as server, tempfile.TemporaryDirectory() as place:
-        found = rows(server, Path(place), asked.envs.resolve(), asked.count)
+        envs = asked.envs.resolve()
+        found = {peer.name: cells_of(peer, server, Path(place), envs, asked.count) for peer in (US, *PEERS)}
     head = ["client", "closed loop, req/s", "CPU s per 1,000", "largest process, MB", "start to first request, s"]
-    table = page.table([*head, *(f"{rate}/s: late ms P50 / P99" for rate in RATES)], found)
-    text = f"{table}\n\n{page.machine()} The client's core: {' '.join(on_core(CLIENT_CORE)) or 'any'}."
-    page.say(text, asked.write, "peers")
+    parts = [
+        f"Closed loop, {IN_FLIGHT} in flight, {TOKENS} tokens:",
+        page.table(head, [[name, *closed(cells[0])] for name, cells in found.items()]),
+    ]
+    for what, heading in (("late", "Lateness at the server"), ("added", "TTFT added to the truth")):
+        lines = [
+            [name, *(at_rate(cell, rate, what) for cell, rate in zip(cells[1:], RATES, strict=True))]
+            for name, cells in found.items()
+        ]
+        parts += [f"{heading}, ms P50 / P99:", page.table(["client", *(f"{rate}/s" for rate in RATES)], lines)]
+    parts.append(f"{page.machine()} The client's core: {' '.join(on_core(CLIENT_CORE)) or 'any'}.")
+    page.say("\n\n".join(parts), asked.write, "peers")
 
 
 if __name__ == "__main__":
