@@ -74,22 +74,26 @@ def locust(work: Work) -> Sequence[str] | None:
     script = work.folder / "locustfile.py"
     script.write_text(
         f"""
+import gevent
 from locust import FastHttpUser, constant, task
+from locust.exception import StopUser
 
 class User(FastHttpUser):
     wait_time = constant(0)
-    sent = 0
+    sent = ended = 0
 
     @task
     def ask(self):
         User.sent += 1
         if User.sent > {work.count}:
-            self.environment.runner.quit()
-            return
+            raise StopUser
         head = {{"content-type": "application/json"}}
         with self.client.post("/v1/chat/completions", data={body!r}, headers=head, stream=True) as answer:
-            for _ in answer.iter_lines():
+            for _ in answer.iter_content(65536, False):
                 pass
+        User.ended += 1
+        if User.ended == {work.count}:
+            gevent.spawn(self.environment.runner.quit)
 """
     )
     users = ["-u", str(IN_FLIGHT), "-r", str(IN_FLIGHT)]
