@@ -220,8 +220,10 @@ def _stop_on_signals(master: Master, addon: Capture, servers: list[Any]) -> None
     def stop() -> None:
         if draining:
             master.shutdown()
-        else:
-            draining.append(loop.create_task(drain()))
+            return
+        if addon.recorder is not None and (count := addon.recorder.counts.in_flight):
+            _say(f"capture: in flight: {count}, with {DRAIN_S:g} s to end; a second signal ends them now")
+        draining.append(loop.create_task(drain()))
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
@@ -235,4 +237,8 @@ class _Warnings(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print one line."""
-        print(f"mitmproxy: {record.getMessage().splitlines()[0]}", file=sys.stderr, flush=True)  # noqa: T201
+        _say(f"mitmproxy: {record.getMessage().splitlines()[0]}")
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)  # noqa: T201

@@ -267,8 +267,12 @@ class _Parent:
 
     def _on_signal(self, number: int, frame: object) -> None:
         del frame
-        if number != signal.SIGCHLD:
-            self._stopping = True
+        if number == signal.SIGCHLD:
+            return
+        for worker in self.workers if self._stopping else ():
+            with contextlib.suppress(ProcessLookupError):
+                worker.process.terminate()  # its second, too
+        self._stopping = True
 
     def _turn(self) -> None:
         takes = [self.listening] if any(worker.ready for worker in self.workers) else []

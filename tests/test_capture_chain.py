@@ -73,6 +73,7 @@ SCRIPTS = {
     "no json": stream(tokens(2), b"data: hello\n\n", b"data:\n\n", delta("e", finish="stop"), DONE),
     "error": stream(role(), tokens(5), ERROR, DONE),
     "slow": stream(role(), tokens(40, pause_s=0.05), DONE),
+    "slower": stream(role(), tokens(9, pause_s=0.5), DONE),
     "empty": [head(204, {})],
     "busy": answer({"error": "busy"}, 503, {"retry-after": "1"}),
 }  # fmt: skip
@@ -438,13 +439,28 @@ def test_sigterm_writes_every_row_and_what_was_in_flight(server, tmp_path):
         assert [row["outcome"] for row in rows] == ["ok"] * 4
         assert list(recorder.out.glob("spool-*")) == []
         assert "Recorded 4 rows, none dropped" in "".join(recorder.said)
+        assert "in flight: 1, with 5 s to end; a second signal ends them now" in "".join(recorder.said)
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_ctrl_c_with_clients_that_keep_their_connections_ends_without_a_traceback(server, tmp_path, workers):
+def test_a_second_ctrl_c_ends_what_is_in_flight_now(server, tmp_path, workers):
+    with recording(server.url, tmp_path / "out", "--workers", workers) as recorder:
+        with socket.create_connection(("127.0.0.1", recorder.port), timeout=20) as sock:
+            sock.sendall(request(ASK, {"x-script": "slower"}))
+            while b"t0" not in sock.recv(1 << 16):
+                pass
+            recorder.process.send_signal(signal.SIGINT)
+            while b"in flight: 1" not in (line := os.read(recorder.process.stderr.fileno(), 1 << 16)):
+                assert line
+            assert recorder.stop(signal.SIGINT) == 0
+            assert b"[DONE]" not in read_to_end(sock)
+        assert [row["outcome"] for row in recorder.rows()] == ["cut"]
+
+
+def test_ctrl_c_with_clients_that_keep_their_connections_ends_without_a_traceback(server, tmp_path):
     """Python 3.11 tells of a connection's cancelled task as an exception of its own."""
     with (
-        recording(server.url, tmp_path / "out", "--workers", workers) as recorder,
+        recording(server.url, tmp_path / "out") as recorder,
         socket.create_connection(("127.0.0.1", recorder.port), timeout=20) as sock,
     ):
         sock.sendall(request(ASK, {"x-script": "good"}, close=False))
