@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 
 from replay import plan as planning
-from replay import preflight, remarks, runfile, selfcheck
+from replay import preflight, remarks, runfile, selfcheck, server_tokens
 from replay import run as running
 from replay.options import Offered, OfferOptions, SendOptions
 from replay.plan import NONE, Plan
@@ -39,6 +39,7 @@ from traces import parquet
 from traces.units import NS_PER_MS, NS_PER_S
 
 _REQUEST_US, _EVENT_US = 350, 12  # what a request and an event of it cost a sender, roughly, measuring included
+METRICS_S = 2.0  # a server that does not give its counters by then does not give them
 _BUSY = 0.3  # a core that is busier than this gets company
 
 
@@ -238,6 +239,8 @@ def perform(
         insecure=send.insecure,
     )
     digest = planning.digest(plan)
+    ask = Ask(ready.target, ready.wiring.headers, tls=tls(send), timeout_s=METRICS_S)
+    before = server_tokens.asked(ask)
     result = running.run(
         plan,
         job,
@@ -252,6 +255,8 @@ def perform(
         watch=watch,
     )
     outcomes = parquet.read(folder / "outcomes.parquet")
+    tokens = server_tokens.reconciled(before, before and server_tokens.asked(ask), outcomes)
+    notes += tokens.notes if tokens is not None else ()
     warnings = [*warnings, *notes, *remarks.deviation(outcomes), *remarks.of_workers(result, send)]
     summary = summarise(
         outcomes,
@@ -264,6 +269,7 @@ def perform(
         invalid=[*invalid, *result.lost, *remarks.starved(result, send)],
     )
     document = runfile.described(offered, (asked, send), ready, result, summary) | runfile.blocking(offered, outcomes)
+    document["server_tokens"] = msgspec.to_builtins(tokens)
     runfile.write(folder, document)
     return Ran(folder=folder, result=result, summary=summary, document=document, outcomes=outcomes)
 
