@@ -1,6 +1,6 @@
 """Write a trace of two tenants, made of nothing but a seed: risk asks short questions, summary writes long answers.
 
-python examples/risk-and-summary/trace.py mix.parquet --minutes 4 --risk 0.8 --summary 0.2 --summary-tokens 1500
+python examples/risk-and-summary/trace.py mix.parquet --minutes 4 --risk 0.8 --summary 0.3 --summary-tokens 1500
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if __name__ == "__main__":
     parser.add_argument("path")
     parser.add_argument("--minutes", type=float, default=4.0)
     parser.add_argument("--risk", type=float, default=0.8, help="requests/s")
-    parser.add_argument("--summary", type=float, default=0.2, help="requests/s")
+    parser.add_argument("--summary", type=float, default=0.3, help="requests/s")
     parser.add_argument("--risk-tokens", type=int, default=80, help="tokens out, median")
     parser.add_argument("--summary-tokens", type=int, default=1500, help="tokens out, median")
     parser.add_argument("--seed", type=int, default=1)
