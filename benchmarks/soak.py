@@ -4,7 +4,8 @@
 
 The default command plays an even trace against the ground-truth server. Lateness at the server (first byte there − due
 time) and added TTFT are shown minute by minute, and every ten seconds the memory of each of the command's processes is
-read from /proc. A trend is the least-squares slope over the whole run, beside what its minutes scatter by themselves.
+read from /proc, files mapped into it left out. A trend is the least-squares slope over the whole run, beside what its
+minutes scatter by themselves.
 """
 
 from __future__ import annotations
@@ -58,10 +59,11 @@ def family(pid: int) -> Iterator[int]:
 
 
 def memory_mb(pid: int) -> tuple[str, float]:
-    """Name and resident memory; raises OSError for one that has ended."""
+    """Name and memory of its own (the plan, mapped from files, is not in it). Raises OSError for one that has ended."""
     words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     name = "worker" if b"replay.worker" in words else "command"
-    return name, int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE_MB
+    _, resident, shared, *_ = map(int, Path(f"/proc/{pid}/statm").read_text().split())
+    return name, (resident - shared) * PAGE_MB
 
 
 def soak(server: Truth, folder: Path, minutes: float, rate: int, look_s: float = LOOK_S) -> Soaked:
@@ -138,10 +140,10 @@ def report(ran: Soaked, minutes: float, rate: int) -> str:
             shown = [f"{each[0]:.2f}", f"{np.median(each):.2f}", f"{each[-1]:.2f}", f"{each.max():.2f}", trend(each)]
             rows.append([f"{name}, {label}", *shown])
     for name, sizes in ran.memory_mb.items():
-        sending = np.array(sizes[2 : max(3, int(minutes * 60 / ran.look_s))])
+        sending = np.array(sizes[2 : max(3, int(minutes * 60 / ran.look_s) - 2)])  # without what comes after
         each = np.array([part.mean() for part in np.array_split(sending, max(1, int(len(sending) * ran.look_s / 60)))])
         shown = [f"{each[0]:.1f}", f"{np.median(each):.1f}", f"{each[-1]:.1f}", f"{max(sizes):.1f}", trend(each)]
-        rows.append([f"memory of the {name}, MB", *shown])
+        rows.append([f"memory of the {name} of its own, MB", *shown])
     head = ["by minute", "first", "median", "last", "largest", "trend over the run"]
     summary = ran.document["summary"]
     assert isinstance(summary, dict)
