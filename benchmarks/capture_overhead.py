@@ -22,7 +22,6 @@ import json
 import math
 import os
 import re
-import select
 import statistics
 import subprocess
 import sys
@@ -108,30 +107,27 @@ async def load(port: int, requests: int, connections: int) -> tuple[float, list[
 
 
 @contextlib.contextmanager
-def child(command: list[str], ready: str) -> Iterator[tuple[subprocess.Popen[str], re.Match[str]]]:
+def child(command: list[str], ready: str) -> Iterator[tuple[subprocess.Popen[bytes], re.Match[str]]]:
     """A process that has said something that matches `ready`."""
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"},
-    )  # fmt: skip
-    assert process.stdout is not None
-    said = ""
-    try:
-        end = time.monotonic() + 90
-        while not (match := re.search(ready, said)):
-            if select.select([process.stdout], [], [], 1.0)[0]:
-                more = os.read(process.stdout.fileno(), 1 << 16).decode(errors="replace")
-                assert more, f"{command[:4]} ended: {said}"
-                said += more
-            assert time.monotonic() < end, f"{command[:4]} did not start: {said}"
-        yield process, match
-    finally:
-        process.terminate()
+    with tempfile.TemporaryFile() as told:  # a pipe that nobody reads would stop mitmproxy at 64 KiB
+        process = subprocess.Popen(
+            command, stdout=told, stderr=subprocess.STDOUT, cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"},
+        )  # fmt: skip
         try:
-            process.communicate(timeout=60)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
+            end = time.monotonic() + 90
+            while not (match := re.search(ready, said := os.pread(told.fileno(), 1 << 16, 0).decode(errors="replace"))):
+                assert process.poll() is None, f"{command[:4]} ended: {said}"
+                assert time.monotonic() < end, f"{command[:4]} did not start: {said}"
+                time.sleep(0.02)
+            yield process, match
+        finally:
+            process.terminate()
+            try:
+                process.wait(timeout=60)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
 
 
 def mitmdump(upstream: int, *more: str) -> list[str]:

@@ -38,6 +38,7 @@ from capture import rules  # noqa: E402
 from capture.exchange import Answer, Exchange  # noqa: E402
 from capture.recorder import ANSWERS_BYTES, Recorder, prepared  # noqa: E402
 from capture.settings import CHUNKS, Settings  # noqa: E402
+from capture.voice import say  # noqa: E402
 from traces.errors import TraceError  # noqa: E402
 from traces.meter import End, Meter  # noqa: E402
 
@@ -106,13 +107,13 @@ class Capture:
     def running(self) -> None:
         """Start recording."""
         if ctx.master.addons.get("view") is not None:
-            _log("mitmproxy's own view keeps every flow in memory; record with capture or mitmdump")
+            say("mitmproxy's own view keeps every flow in memory; record with capture or mitmdump")
         if self.recorder is None:
             with _as_options_error():
                 self.settings = prepared(self._from_options())
-                self.recorder = Recorder(self.settings, _log)
+                self.recorder = Recorder(self.settings, say)
             self.recorder.start()
-            _log(f"recording to {self.settings.out}")
+            say(f"recording to {self.settings.out}")
 
     def done(self) -> None:
         """Requests in flight become rows with outcome `cut`; then everything is written."""
@@ -120,7 +121,7 @@ class Capture:
             self._finish(flow_id, "cut")
         if self.recorder is not None and self._own:
             self.recorder.stop()
-            _log(f"recorded {self.recorder.counts.rows} rows, {self.recorder.counts.dropped} dropped")
+            say(f"recorded {self.recorder.counts.rows} rows, {self.recorder.counts.dropped} dropped")
 
     # --- requests --------------------------------------------------------------------------------------------------
 
@@ -317,10 +318,6 @@ def _as_options_error() -> Any:
 
 def _lower(headers: http.Headers) -> Iterable[tuple[str, str]]:
     return ((name.lower(), value) for name, value in headers.items())
-
-
-def _log(text: str) -> None:
-    print(f"capture: {text}", file=sys.stderr, flush=True)  # noqa: T201 - mitmdump -q must not hide it
 
 
 addons = [Capture()]

@@ -17,7 +17,6 @@ import contextlib
 import logging
 import signal
 import socket
-import sys
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -44,6 +43,7 @@ from mitmproxy.master import Master
 from mitmproxy.proxy import mode_servers
 
 from capture.addon import Capture
+from capture.voice import say, speak
 
 DRAIN_S = 5.0
 
@@ -222,7 +222,7 @@ def _stop_on_signals(master: Master, addon: Capture, servers: list[Any]) -> None
             master.shutdown()
             return
         if addon.recorder is not None and (count := addon.recorder.counts.in_flight):
-            _say(f"capture: in flight: {count}, with {DRAIN_S:g} s to end; a second signal ends them now")
+            say(f"in flight: {count}, with {DRAIN_S:g} s to end; a second signal ends them now")
         draining.append(loop.create_task(drain()))
 
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -237,8 +237,4 @@ class _Warnings(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print one line."""
-        _say(f"mitmproxy: {record.getMessage().splitlines()[0]}")
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)  # noqa: T201
+        speak(f"mitmproxy: {record.getMessage().splitlines()[0]}")

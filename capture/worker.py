@@ -7,7 +7,8 @@ import sys
 
 import msgspec
 
-from capture.workers import Plan, say, work
+from capture.voice import say
+from capture.workers import Plan, work
 
 if __name__ == "__main__":
     plan = msgspec.json.decode(sys.stdin.buffer.read(), type=Plan)

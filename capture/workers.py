@@ -31,6 +31,7 @@ import msgspec
 
 from capture.recorder import SAY_S, Counts, Recorder, kept_bytes, line
 from capture.settings import Settings
+from capture.voice import say
 
 _PR_SET_PDEATHSIG = 1
 _ACCEPTED, _CLOSED = b"+", b"-"
@@ -82,11 +83,6 @@ def bound(host: str, port: int) -> socket.socket:
         sock.close()
         raise
     return sock
-
-
-def say(text: str) -> None:
-    """A line for people, on stderr."""
-    print(f"capture: {text}", file=sys.stderr, flush=True)  # noqa: T201
 
 
 def _alone(plan: Plan, listening: socket.socket) -> Counts:

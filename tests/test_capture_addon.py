@@ -19,6 +19,7 @@ with warnings.catch_warnings():
 from capture.exchange import Answer
 from capture.recorder import Recorder, prepared
 from capture.settings import Settings
+from capture.voice import speak
 
 
 @pytest.fixture
@@ -60,11 +61,12 @@ def test_g03_the_end_is_told_twice_and_is_one_row(addon):
 
 
 @pytest.mark.parametrize(("loaded", "said"), [({}, ""), ({"view": object()}, "keeps every flow in memory")])
-def test_g06_a_mitmproxy_that_keeps_every_flow_in_memory_is_said(addon, loaded, said, monkeypatch, capsys):
+def test_g06_a_mitmproxy_that_keeps_every_flow_in_memory_is_said(addon, loaded, said, monkeypatch, capfd):
     master = SimpleNamespace(addons=loaded)
     monkeypatch.setattr(hooks, "ctx", SimpleNamespace(master=master))
     addon.running()
-    heard = capsys.readouterr().err
+    assert speak.rest(5.0)
+    heard = capfd.readouterr().err
     assert said in heard
     assert bool(heard) == bool(said)
 
