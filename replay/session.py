@@ -255,7 +255,8 @@ def perform(
         watch=watch,
     )
     outcomes = parquet.read(folder / "outcomes.parquet")
-    tokens = server_tokens.reconciled(before, before and server_tokens.asked(ask), outcomes)
+    after = None if before is None or result.lost else server_tokens.asked(ask)  # what a lost worker counted is lost
+    tokens = server_tokens.reconciled(before, after, outcomes)
     notes += tokens.notes if tokens is not None else ()
     warnings = [*warnings, *notes, *remarks.deviation(outcomes), *remarks.of_workers(result, send)]
     summary = summarise(

@@ -6,6 +6,7 @@ import http.client
 import json
 from urllib.parse import urlsplit
 
+import msgspec
 import pytest
 
 from replay import server_tokens, session
@@ -161,3 +162,14 @@ def test_d11_clients_that_gave_up_explain_what_the_server_counted_more(engine, t
     assert found["server"]["generation"] < found["client"]["generation"] + found["unseen"]["generation"]
     assert found["unseen"]["prompt"] > 0
     assert found["notes"] == []
+
+
+def test_a_run_that_lost_a_worker_blames_nobody_for_what_that_worker_had_counted(engine, tmp_path, monkeypatch):
+    run = session.running.run
+
+    def losing(*words, **more):
+        return msgspec.structs.replace(run(*words, **more), lost=("worker 1 died",))
+
+    monkeypatch.setattr(session.running, "run", losing)
+    _, document = play(tmp_path, engine)
+    assert document["server_tokens"] is None
