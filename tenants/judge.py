@@ -239,7 +239,7 @@ def again(run: Run, tenants: tuple[Tenant, ...], rules: tuple[Rule, ...]) -> Run
         BadParameter: a rule is about a tenant that the run does not have.
     """
     from tenants import sla
-    from tenants.summary import summarise
+    from tenants.summary import LATE, summarise
     from tenants.tenant import Tenant, with_rules
 
     before = run.summary
@@ -258,7 +258,7 @@ def again(run: Run, tenants: tuple[Tenant, ...], rules: tuple[Rule, ...]) -> Run
         interrupted=before.interrupted,
         digest=before.digest,
         warnings=before.warnings,
-        invalid=[reason for reason in before.invalid_reasons if not reason.startswith("client-bound")],
+        invalid=[reason for reason in before.invalid_reasons if not reason.startswith(LATE)],
     )
     return run._replace(summary=summary)
 

@@ -35,6 +35,7 @@ from traces.units import NS_PER_MS, NS_PER_S
 SHOWN = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 LEAST_LATENESS_LIMIT_MS = 10.0
 LATENESS_OF_TTFT = 0.05  # of the tightest TTFT limit
+LATE = "client-bound: P99 lateness"  # how the reason begins that other rules judge anew
 
 
 class Percentiles(msgspec.Struct, frozen=True, kw_only=True):
@@ -320,7 +321,7 @@ def _reasons_invalid(lateness: Lateness, *, interrupted: bool, invalid: Sequence
     reasons = ["interrupted"] if interrupted else []
     if lateness.p99 is not None and lateness.p99 > lateness.limit:
         reasons.append(
-            f"client-bound: P99 lateness {figures.beside(lateness.p99, lateness.limit)} ms is above "
+            f"{LATE} {figures.beside(lateness.p99, lateness.limit)} ms is above "
             f"{figures.digits(lateness.limit)} ms "
             "(the sender was late, so the run says nothing about the server)"
         )

@@ -68,6 +68,11 @@ def run(*words):
         ({"late_ms": 50}, [], 3),
         ({"interrupted": True}, [], 130),
         ({"invalid": ["a worker died"]}, ["--sla", "risk: ttft_p95 < 800ms"], 3),
+        (
+            {"invalid": ["client-bound: worker 0 was late to look at its sockets"]},
+            ["--sla", "risk: ttft_p95 < 800ms"],
+            3,
+        ),
         ({"interrupted": True}, ["--sla", "risk: ttft_p95 < 800ms"], 130),
         ({"late_ms": 50}, ["--sla", "risk: ttft_p95 < 800ms"], 3),
         ({"slow": 60}, ["--sla", "risk: ttft_p95 < 800ms"], 1),
