@@ -62,6 +62,20 @@ def test_c14_what_does_not_fit_the_queue_is_dropped_and_counted(tmp_path, monkey
     assert (recording.counts.rows, recording.counts.dropped) == (5, 3)
 
 
+@pytest.mark.parametrize(("waiting", "most"), [(10, 10), (64, 64), (1_000, 300)])
+def test_a_recorder_that_is_behind_pauses_less_often_and_writes_as_it_goes(waiting, most, tmp_path, monkeypatch):
+    pauses, spooled = [], []
+    monkeypatch.setattr(recorders.time, "sleep", pauses.append)
+    recorder = Recorder(prepared(Settings(out=tmp_path)), lambda _: None)
+    for number in range(waiting):
+        recorder.put(exchange(number))
+    monkeypatch.setattr(recorder, "_write", lambda rows: spooled.append(len(rows)))
+    recorder._flush()
+    assert 0 < len(pauses) <= most
+    assert sum(spooled) == waiting
+    assert max(spooled) <= 500
+
+
 def test_bodies_that_do_not_fit_are_let_go_and_their_rows_stay(tmp_path, monkeypatch):
     monkeypatch.setattr(recorders, "QUEUE_BYTES", 100)
     recording = recorder(tmp_path / "out")
