@@ -41,6 +41,7 @@ from traces.units import NS_PER_S
 READY_S = 60.0
 LEAD_NS = 30_000_000  # from the last `ready` to T0: time for the word `go` to arrive everywhere
 LOOK_S = 0.1
+SHOW_S = 0.25  # seldom: where a worker has the same core, it waits meanwhile
 SILENCE_S = 30.0  # a worker beats twenty times a second
 STOP_S = 15.0  # from the order to stop to the last row written
 
@@ -96,7 +97,7 @@ def run(
         models: model names asked for, `plan.models` in the server's words and then the default.
         metadata: of the outcome file.
         arm: name of the experiment's arm.
-        watch: called ten times a second with the state of the run.
+        watch: called four times a second with the state of the run.
 
     Raises:
         Interrupted: a second Ctrl-C; what the workers had written is in the outcome file all the same.
@@ -218,11 +219,14 @@ class _Watcher:
 
     def until_done(self, start_ns: int) -> None:
         """Wait for every worker's report."""
+        shown_ns = 0
         while self._pending:
             self._listen()
             self._check_interrupts()
             now_ns = time.monotonic_ns()
-            self._view.show(now_ns - start_ns, self._counters, stopping=self._stopped_at is not None)
+            if now_ns - shown_ns >= SHOW_S * NS_PER_S or not self._pending:
+                shown_ns = now_ns
+                self._view.show(now_ns - start_ns, self._counters, stopping=self._stopped_at is not None)
             self._check_silence(now_ns, start_ns)
         self._selector.close()
 
