@@ -355,27 +355,29 @@ def main() -> None:
     page.option(options)
     asked = options.parse_args()
     rounds = asked.rounds or (1 if asked.short else 5)
-    parts: list[str] = []
+
+    def say(mark: str, *parts: str) -> None:
+        page.say("\n\n".join([*parts, page.machine()]), asked.write, mark)
+
     with truth_server.server() as server, tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         server.set()
         ours(server, folder, 50, TOKENS)  # so that no run that counts is the first to compile a module
         if "closed" in asked.only:
             found = closed_loop(server, folder, rounds=rounds, short=asked.short)
-            parts += [f"Closed loop, {IN_FLIGHT} in flight, median of {rounds}:", closed_table(found)]
+            say("closed", f"Closed loop, {IN_FLIGHT} in flight, median of {rounds}:", closed_table(found))
         if "fixed" in asked.only:
             rates = tuple(int(rate) for rate in asked.rates.split(",")) if asked.rates else RATES
             found = fixed_rates(server, folder, rates, rounds=rounds, short=asked.short)
             what = f"{TOKENS} tokens, first after {TTFT_MS} ms, then one each {ITL_MS} ms, median of {rounds}"
-            parts += [f"Lateness at the server, ms P50 / P99 ({what}):", fixed_table(found, "late")]
-            parts += [f"TTFT added to the truth, ms P50 / P99 ({what}):", fixed_table(found, "added"), gap_line(found)]
+            late = [f"Lateness at the server, ms P50 / P99 ({what}):", fixed_table(found, "late")]
+            added = [f"TTFT added to the truth, ms P50 / P99 ({what}):", fixed_table(found, "added"), gap_line(found)]
+            say("fixed", *late, *added)
         if "speed" in asked.only:
-            parts.append(at_speed(server, folder, short=asked.short))
+            say("speed", at_speed(server, folder, short=asked.short))
         if "start" in asked.only:
             times = ", ".join(f"{name}: {value:.2f} s" for name, value in start_up(server, folder).items())
-            parts.append(f"From command to first request, 10,000 rows: {times}.")
-    parts.append(page.machine())
-    page.say("\n\n".join(parts), asked.write, "sender")
+            say("start", f"From command to first request, 10,000 rows: {times}.")
 
 
 if __name__ == "__main__":
