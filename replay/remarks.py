@@ -9,13 +9,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from replay import preflight
-from replay.options import SendOptions
+from replay.options import SendOptions, span_text
 from replay.plan import Plan
 from replay.prompts import takes_ids
 from replay.run import Result
 from replay.vocabulary import Vocabulary
 from tenants.dialects import Dialect
-from traces.units import NS_PER_MS, NS_PER_S
+from traces.units import NS_PER_MS
 
 MAX_LAG_MS = 10.0  # P99 of a worker's event loop lag beyond which its stamps are not believed,
 MIN_LAGS = 100  # from so many samples on
@@ -67,7 +67,7 @@ def of_workers(result: Result, send: SendOptions) -> list[str]:
     if waited > WAITED:
         notes.append(f"a sender was ready and had no core {waited:.0%} of the time: other work on this machine took it")
     if any(report.drain_ended for report in result.reports):
-        notes.append(f"the drain ended after {send.drain_ns / NS_PER_S:.0f} s with requests in flight: they are cut")
+        notes.append(f"the drain ended after {span_text(send.drain_ns)} with requests in flight: they are cut")
     return notes
 
 

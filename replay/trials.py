@@ -138,7 +138,7 @@ def announce(offered: Offered, setup: Setup) -> None:
     """Say which runs there will be, and about how long they take on a server."""
     names = _folders(setup)
     click.echo(
-        f"{setup.trials} trials of {len(names)} runs ({', '.join(names)}), "
+        f"{setup.trials} trial{'s' * (setup.trials != 1)} of {len(names)} runs ({', '.join(names)}), "
         f"{offered.plan.rows:,} requests in {span_text(offered.plan.span_ns)} each",
         err=True,
     )

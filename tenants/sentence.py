@@ -37,7 +37,8 @@ def sentence(
         late = f"; sends late by {figures.digits(late_p99_ms)} ms at P99" if late_p99_ms is not None else ""
         if not ruled:
             return f"{planned:,} requests, {failed:,} failed{late}; no SLA was given."
-        return f"all {len(ruled)} SLA{'s' if len(ruled) > 1 else ''} hold: {_says(ruled[0])}{late}."
+        held = f"all {len(ruled)} SLAs hold" if len(ruled) > 1 else "the SLA holds"
+        return f"{held}: {_says(ruled[0])}{late}."
     first = about[0]
     if verdict == sla.FAIL:
         if first.rule == IMPLICIT.text:
