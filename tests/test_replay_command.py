@@ -344,6 +344,15 @@ def wait_for_rows(folder):
         time.sleep(0.02)
 
 
+@pytest.fixture
+def hangups():
+    """What is started hears SIGHUP, though the tests may run under `nohup`."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("hangups")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupt_saves_what_there_is_and_exits_130(tmp_path, number):
     path = write_trace(tmp_path / "t.parquet", range(0, 20_000, 50))
