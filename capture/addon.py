@@ -1,6 +1,6 @@
 """The mitmproxy addon: hooks only. `mitmdump -s capture/addon.py --set capture_out=traces/staging` loads it by itself.
 
-    requestheaders    decide whether it may be recorded; a body that is too long streams through, counted
+    requestheaders    a body that is too long to read, or of unknown length, streams through on its way
     request           time zero: the whole request has arrived
     responseheaders   the head is stamped; every piece of the body is stamped, measured and passed on as it came
     response, error   the end, whichever comes first: one row
@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
-import re
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -31,16 +30,20 @@ if __name__.startswith("__mitmproxy_script__"):
 
 from mitmproxy import ctx, exceptions, http  # noqa: E402
 from mitmproxy.addonmanager import Loader  # noqa: E402
-from mitmproxy.connection import Connection  # noqa: E402
+from mitmproxy.connection import Client, Connection  # noqa: E402
 from mitmproxy.proxy.server_hooks import ServerConnectionHookData  # noqa: E402
 
 from capture import rules  # noqa: E402
+from capture.ending import end_of, no_connection  # noqa: E402
 from capture.exchange import Answer, Exchange  # noqa: E402
 from capture.recorder import ANSWERS_BYTES, Recorder, prepared  # noqa: E402
 from capture.settings import CHUNKS, Settings  # noqa: E402
 from capture.voice import say  # noqa: E402
 from traces.errors import TraceError  # noqa: E402
 from traces.meter import End, Meter  # noqa: E402
+
+CONNECTIONS = 10_000  # of one client to one server, and
+SILENCE_S = 24 * 3600  # how long they may be silent
 
 Piece = Callable[[bytes], bytes | Iterable[bytes]]
 Clock = Callable[[], int]
@@ -123,32 +126,53 @@ class Capture:
             self.recorder.stop()
             say(f"recorded {self.recorder.counts.rows} rows, {self.recorder.counts.dropped} dropped")
 
+    def client_connected(self, client: Client) -> None:
+        """Lift two limits of mitmproxy's that people never meet in a browser, and LLM traffic does.
+
+        A client has at most 5 connections to one server, so of an HTTP/2 client's requests the sixth would wait for one
+        of the others to end (mitmproxy/proxy/server.py, `max_conns`); and one that is silent for 10 minutes is cut off,
+        as a long queue's are (`TCP_TIMEOUT`).
+        """
+        proxyserver = ctx.master.addons.get("proxyserver")
+        handler = proxyserver.connections.get(client.id) if proxyserver is not None else None
+        if handler is not None:
+            handler.max_conns = defaultdict(lambda: asyncio.Semaphore(CONNECTIONS))
+            handler.timeout_watchdog.timeout = SILENCE_S
+
     # --- requests --------------------------------------------------------------------------------------------------
 
     def requestheaders(self, flow: http.HTTPFlow) -> None:
-        """A request whose body is longer than we read streams through, counted."""
+        """A body that is longer than we read, or does not say how long it is, streams through: nobody waits for it."""
         request = flow.request
-        if request.method != "POST" or self.recorder is None:
+        if request.method != "POST" or self.recorder is None or not rules.endpoint_of(request.path):
             return
+        limit, length = self.recorder.settings.body_limit, request.headers.get("content-length")
         with contextlib.suppress(ValueError):
-            limit = self.recorder.settings.body_limit
-            if int(request.headers.get("content-length", "0")) > limit and rules.endpoint_of(request.path):
-                request.stream = _Counted()
+            if length is None or int(length) > limit:
+                request.stream = _Passing(limit)
 
     def request(self, flow: http.HTTPFlow) -> None:
         """The whole request is here."""
+        exchange = self._open.get(flow.id)
+        if exchange is None:
+            self._begin(flow)
+        elif isinstance(flow.request.stream, _Passing):  # the server has answered before it had all of it
+            exchange.body, exchange.request_bytes = flow.request.stream.body, flow.request.stream.size
+
+    def _begin(self, flow: http.HTTPFlow) -> None:
+        """Time zero of a request, if it is one to an LLM."""
         now_ns = time.monotonic_ns()
         recorder, request = self.recorder, flow.request
         if recorder is None:
             return
+        passing = request.stream if isinstance(request.stream, _Passing) else None
+        body = passing.body if passing else request.raw_content
         endpoint = rules.endpoint_of(request.path) if request.method == "POST" else None
-        body = request.raw_content
         if endpoint is None and request.method == "POST" and body:
             endpoint = rules.endpoint_by_shape(body, request.path)
         if endpoint is None:
             recorder.counts.passed += 1
             return
-        counted = request.stream if isinstance(request.stream, _Counted) else None
         wanted = recorder.rows.headers
         self._open[flow.id] = Exchange(
             number=self._number,
@@ -157,7 +181,7 @@ class Capture:
             headers={name: value for name, value in _lower(request.headers) if name in wanted},
             arrival_ns=self._wall_ns + now_ns - self._mono_ns,
             body=body,
-            request_bytes=counted.size if counted else len(body or b""),
+            request_bytes=passing.size if passing else len(body or b""),
             meter=Meter(endpoint=endpoint, start_ns=now_ns, chunks=recorder.settings.chunks),
         )
         self._number += 1
@@ -178,6 +202,8 @@ class Capture:
         response = flow.response
         if response is None:
             return
+        if flow.id not in self._open and isinstance(flow.request.stream, _Passing):
+            self._begin(flow)
         exchange = self._open.get(flow.id)
         if exchange is None:
             response.stream = response.stream or True
@@ -224,8 +250,10 @@ class Capture:
 
     def error(self, flow: http.HTTPFlow) -> None:
         """It ended before it was complete: the client left, the server broke off, or could not be reached."""
+        if flow.id not in self._open and isinstance(flow.request.stream, _Passing):
+            self._begin(flow)  # broken off on its way to the server
         if flow.id in self._open:
-            end = _end_of(flow, self._readers.get(flow.server_conn))
+            end = end_of(flow, self._readers.get(flow.server_conn))
             if end == "connect_error" and flow.error:
                 self._open[flow.id].error = no_connection(flow.error.msg)
             self._finish(flow.id, end)
@@ -259,15 +287,26 @@ class Capture:
         return settings
 
 
-class _Counted:
-    """A request body that streams through."""
+class _Passing:
+    """A request body that streams through; its bytes are kept up to a limit, or not at all."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int) -> None:
         self.size = 0
+        self._limit = limit
+        self._kept: list[bytes] = []
 
     def __call__(self, data: bytes) -> bytes:
         self.size += len(data)
+        if self.size <= self._limit:
+            self._kept.append(data)
+        else:
+            self._kept.clear()
         return data
+
+    @property
+    def body(self) -> bytes | None:
+        """All bytes so far; None when they were more than the limit."""
+        return b"".join(self._kept) if self.size <= self._limit else None
 
 
 def check(settings: Settings) -> None:
@@ -278,34 +317,6 @@ def check(settings: Settings) -> None:
         raise ValueError(f"block size {settings.block_size} must be at least 1")
     rules.dialect_named(settings.dialect)
     rules.TenantRules(settings.tenant, (), rules.salted(b""))
-
-
-def _end_of(flow: http.HTTPFlow, reader: object) -> End:
-    """How a flow ended that has an error, from the state of its connections and mitmproxy's own words."""
-    message = (flow.error.msg if flow.error else "").lower()
-    if "client disconnected" in message or "client closed" in message:
-        return "client_abort"
-    server = flow.server_conn
-    connected = server is not None and (server.timestamp_tls_setup if server.tls else server.timestamp_tcp_setup)
-    if flow.response is None and not connected:
-        return "timeout_connect" if "timed out" in message or "timeout" in message else "connect_error"
-    if "timed out" in message or "timeout" in message:
-        return "timeout_idle"
-    # mitmproxy takes a reset for an end like any other; the reader of the connection knows better
-    gone = reader.exception() if isinstance(reader, asyncio.StreamReader) else None
-    return "reset" if "reset" in message or isinstance(gone, ConnectionResetError | BrokenPipeError) else "closed"
-
-
-def no_connection(message: str) -> str:
-    """Class and code of a connection that could not be made, in the words of `replay`; never the message itself."""
-    message = message.lower()
-    if "certificate verify failed" in message:
-        return "tls CERTIFICATE_VERIFY_FAILED"
-    if "tls" in message or "ssl" in message:
-        return "tls handshake"
-    found = re.search(r"\[errno (-?\d+)\]", message)
-    number = int(found[1]) if found else 0
-    return f"connect {errno.errorcode.get(number, number)}" if number else "connect"
 
 
 @contextlib.contextmanager

@@ -107,13 +107,11 @@ class Rows:
 
     def row(self, exchange: Exchange) -> dict[str, Any]:
         """The row of an exchange that is over."""
-        body = _json(exchange)
-        asked = bodies.read(body, exchange.endpoint, exchange.path, streams=rules.streams_by_path(exchange.path))
+        body, asked, hashes, counted = self._asked(exchange)
         meter = exchange.meter
         meter.asked(stream=asked.stream, n=asked.answers, max_tokens=asked.max_tokens)
         measured = meter.close(exchange.end_ns, exchange.end)
         raw = rules.priority_raw(exchange.headers, body)
-        hashes, counted = self._prefixes.of(asked)
         session, turn, think_ns = self._sessions.of(
             exchange.headers.get(self._settings.session_header.lower()),
             asked.messages,
@@ -151,6 +149,17 @@ class Rows:
             if made is not None:
                 row["output_tokens"], row["tokens_source"] = made, "tokenizer"
         return row
+
+    def _asked(self, exchange: Exchange) -> tuple[dict[str, Any], bodies.Asked, list[int], int | None]:
+        """(body, what it asks for, hashes of its prefix blocks, its tokens where a tokenizer counted them)."""
+        streams = rules.streams_by_path(exchange.path)
+        body: dict[str, Any] = {}
+        try:
+            body = _json(exchange)
+            asked = bodies.read(body, exchange.endpoint, exchange.path, streams=streams)
+            return body, asked, *self._prefixes.of(asked)
+        except Exception:  # noqa: BLE001 - a body that cannot be read (nested too deep, say) costs its own columns only
+            return {}, bodies.read({}, exchange.endpoint, exchange.path, streams=streams), [], None
 
 
 def _uncounted(measured: Measured) -> bool:

@@ -51,6 +51,7 @@ class Counts(msgspec.Struct):
     name: str
     pid: int
     started_s: float
+    pid_began: int = 0  # see `began`
     now_s: float = 0.0
     rows: int = 0  # written
     dropped: int = 0  # lost, for want of room or a disk
@@ -82,7 +83,7 @@ class Recorder:
             source="capture",
             history=(f"captured from {datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} on",),
         )
-        self.counts = Counts(name=self.name, pid=os.getpid(), started_s=time.time())
+        self.counts = Counts(name=self.name, pid=os.getpid(), pid_began=began(os.getpid()), started_s=time.time())
         self._queue: deque[Exchange] = deque()
         self._queued_bytes = 0
         self.answers_bytes = 0  # kept for the tokenizer
@@ -179,6 +180,7 @@ class Recorder:
         return rows
 
     def _write(self, rows: list[dict[str, Any]]) -> None:
+        written, dropped = self.counts.rows, self.counts.dropped
         try:
             if self._spool and not self._spool.is_there():
                 self._spool.put_back()
@@ -190,14 +192,29 @@ class Recorder:
                 path = self.settings.folder / f"spool-{self.name}-{self._part:05d}{spool.SUFFIX}"
                 self._spool = spool.Spool(path, self._metadata)
                 self._part_began_s = time.monotonic()
-            self._spool.append(rows)
-            self.counts.rows += len(rows)
+            self._append(self._spool, rows)
             if self._trouble:
                 self._say(f"recording again; {self.counts.dropped} rows were dropped")
                 self._trouble = ""
         except OSError as error:
-            self.counts.dropped += len(rows)
+            self.counts.dropped = dropped + len(rows) - (self.counts.rows - written)
             self._trouble_with(error)
+
+    def _append(self, kept: spool.Spool, rows: list[dict[str, Any]]) -> None:
+        """Write rows; of those that Arrow does not take (one odd value spoils a batch) all but the odd ones."""
+        try:
+            kept.append(rows)
+            self.counts.rows += len(rows)
+        except OSError:
+            raise
+        except Exception:  # noqa: BLE001 - one odd request must not end the recording
+            if len(rows) == 1:
+                self.counts.failed += 1
+                self.counts.dropped += 1
+                return
+            middle = len(rows) // 2
+            self._append(kept, rows[:middle])
+            self._append(kept, rows[middle:])
 
     def _trouble_with(self, error: OSError) -> None:
         what = error.strerror or type(error).__name__
@@ -285,6 +302,14 @@ def line(counts: Counts, folder_bytes: int) -> str:
         f"{counts.rows:,} rows ({counts.rows_per_s:.1f}/s), {counts.dropped:,} dropped, "
         f"{counts.in_flight:,} in flight, {counts.passed:,} other requests passed, {folder_bytes / 1e6:.1f} MB"
     )
+
+
+def began(pid: int) -> int:
+    """When a process began, in the kernel's ticks since boot: with its number, its name. 0 where nobody tells."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19])
+    except (OSError, IndexError, ValueError):
+        return 0
 
 
 def kept_bytes(folder: Path) -> int:

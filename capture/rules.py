@@ -127,18 +127,19 @@ class TenantRules:
 
     def _by(self, kind: str, argument: str, headers: Mapping[str, str], path: str, model: str | None) -> str | None:
         if kind == "header":
-            value = headers.get(argument, "")
-            return value if NAME.fullmatch(value) and len(value) <= 128 else self._hashed(value)
+            return self._named_or_hashed(headers.get(argument, ""))
         if kind == "model":
             return model
         if kind == "path":
             match = re.search(argument, path.partition("?")[0])
-            return (match[1] if match.re.groups else match[0]) if match else None
+            return self._named_or_hashed((match[1] if match.re.groups else match[0]) or "") if match else None
         key = next((headers[name] for name in _KEY_HEADERS if headers.get(name)), "")
         return f"key-{self._digest(key.removeprefix('Bearer ').strip())[:10]}" if key else None
 
-    def _hashed(self, value: str) -> str | None:
-        """A value that cannot be a tenant's name is kept as a hash."""
+    def _named_or_hashed(self, value: str) -> str | None:
+        """A tenant's name as it is; a value that cannot be one is kept as a hash."""
+        if NAME.fullmatch(value) and len(value) <= 128:
+            return value
         return f"tenant-{self._digest(value)[:10]}" if value else None
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from capture.recorder import Counts, kept_bytes
+from capture.recorder import Counts, began, kept_bytes
 from traces import spool
 from traces.errors import BadFile
 
@@ -59,13 +59,20 @@ def state(counts: Counts, spools: Sequence[str]) -> str:
     """Whether a recorder runs, ended well, or died; `recovered` when it died and none of the folder's spools is its."""
     if counts.over:
         return "ended"
+    if not _lives(counts):
+        return "died" if any(name.startswith(f"spool-{counts.name}-") for name in spools) else "recovered"
+    return "running" if time.time() - counts.now_s < FRESH_S else "silent"
+
+
+def _lives(counts: Counts) -> bool:
+    """Whether the recorder's process is there: its number may be another's by now."""
     try:
         os.kill(counts.pid, 0)
     except ProcessLookupError:
-        return "died" if any(name.startswith(f"spool-{counts.name}-") for name in spools) else "recovered"
+        return False
     except PermissionError:
         pass
-    return "running" if time.time() - counts.now_s < FRESH_S else "silent"
+    return counts.pid_began in {0, began(counts.pid)}
 
 
 def describe(folder: Path, recorders: list[dict[str, Any]], kept: dict[str, Any]) -> list[str]:

@@ -32,6 +32,7 @@ import msgspec
 from capture.recorder import SAY_S, Counts, Recorder, kept_bytes, line
 from capture.settings import Settings
 from capture.voice import say
+from traces.descriptors import SERVER_DESCRIPTORS, make_room
 
 _PR_SET_PDEATHSIG = 1
 _ACCEPTED, _CLOSED = b"+", b"-"
@@ -90,6 +91,7 @@ def _alone(plan: Plan, listening: socket.socket) -> Counts:
     from capture.proxy import clock_of, listen_on
     from capture.proxy import run as proxy
 
+    make_room(SERVER_DESCRIPTORS)
     recorder = Recorder(plan.settings, say)
     recorder.start()
     try:
@@ -122,6 +124,7 @@ def work(channel: socket.socket, plan: Plan) -> None:
     from capture.proxy import run as proxy
 
     die_with_parent()
+    make_room(SERVER_DESCRIPTORS)
     recorder = Recorder(plan.settings, say, quiet=True)
     recorder.start()
     try:

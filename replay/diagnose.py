@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from traces.descriptors import SPARE_DESCRIPTORS
+
 if TYPE_CHECKING:
     from replay.machine import Machine
     from replay.selfcheck import Floor
@@ -15,7 +17,6 @@ if TYPE_CHECKING:
 RINGS = 200
 STEP_NS = 2_300_000
 SHAPES = ((16, 1000), (256, 50))  # output tokens, requests/s of the plan that is tried
-SPARE_FILES = 100
 
 
 @click.command(short_help="What this machine can send, and what limits it.")
@@ -57,7 +58,7 @@ def lines(machine: Machine, timer_ms: dict[str, float], floors: dict[int, Floor]
         _timer_line(timer_ms),
         *(_floor_line(tokens, floor) for tokens, floor in floors.items()),
         f"cores     {cores}, load {load}{stolen}",
-        f"files     {machine.files:,} of {machine.files_hard:,}: {machine.files - SPARE_FILES:,} connections a worker",
+        f"files     {machine.files:,}: {machine.files - SPARE_DESCRIPTORS:,} connections a worker",
         f"ports     {_count(machine.ports)} to one address; backlog of a server here {_count(machine.backlog)}",
     ]
     return said + [f"advice    {advice}" for advice in advices(machine, timer_ms)]
@@ -87,7 +88,7 @@ def advices(machine: Machine, timer_ms: dict[str, Any]) -> list[str]:
     if timer_ms["kind"] != "timerfd":
         found.append("no timerfd here: sends are rounded to milliseconds")
     if machine.files < 4096:
-        found.append(f"few open files allowed: ulimit -n {min(machine.files_hard, 65_536)}")
+        found.append(f"only {machine.files:,} open files allowed, and no process may raise that: see ulimit -Hn")
     if machine.stolen is not None and machine.stolen > 0.01:
         found.append("the hypervisor takes time away: use dedicated cores")
     return found

@@ -7,10 +7,11 @@
 from __future__ import annotations
 
 import os
-import resource
 from pathlib import Path
 
 import msgspec
+
+from traces import descriptors
 
 _PROC = Path("/proc")
 
@@ -22,7 +23,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
         cores: that this process may use.
         load: processes that ran or waited for a core, mean of the last minute.
         stolen: share of time that the hypervisor gave to others since boot.
-        files: descriptors a process may open (soft limit), files_hard: may raise it to.
+        files: descriptors a process may have open once it has asked for them.
         ports: local ports for connections to one address.
         backlog: connections that may wait for a local server's accept.
     """
@@ -31,22 +32,19 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     load: float | None
     stolen: float | None
     files: int
-    files_hard: int
     ports: int | None
     backlog: int | None
 
 
 def look() -> Machine:
     """This machine now."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     low_high = _numbers("sys/net/ipv4/ip_local_port_range")
     backlog = _numbers("sys/net/core/somaxconn")
     return Machine(
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         load=os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
         stolen=stolen(_text("stat")),
-        files=soft,
-        files_hard=hard,
+        files=descriptors.attainable(),
         ports=low_high[1] - low_high[0] + 1 if len(low_high) == 2 else None,
         backlog=backlog[0] if backlog else None,
     )

@@ -17,6 +17,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from traces.descriptors import SERVER_DESCRIPTORS, make_room
+
 GAP_S = 0.002  # between two tokens of an answer
 
 _LENGTH = re.compile(rb"content-length:\s*(\d+)", re.IGNORECASE)
@@ -130,6 +132,7 @@ def main() -> None:
     """Run as the child of `running`."""
     import uvloop
 
+    make_room(SERVER_DESCRIPTORS)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve())
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import http.client
 import json
 import os
-import resource
 import ssl
 from collections.abc import Mapping
 from contextlib import suppress
@@ -27,6 +26,8 @@ from replay.target import Refused, Target, allowed, parse_target
 from replay.vocabulary import Vocabulary
 from tenants import dialects
 from tenants.dialects import Detected
+from traces import descriptors
+from traces.descriptors import SPARE_DESCRIPTORS
 from traces.record import ENDPOINTS
 
 __all__ = [
@@ -50,7 +51,6 @@ __all__ = [
 ]
 
 ANSWER_S = 10.0
-SPARE_DESCRIPTORS = 100
 SAMPLE_WORDS = 50
 USAGE_WORDS = 32  # enough words where each question is a real request
 
@@ -300,16 +300,16 @@ def length_notes(plan: Plan, server: Server) -> list[str]:
 
 
 def file_descriptors(plan: Plan, workers: int, concurrency: int | None) -> list[str]:
-    """Raise the soft limit as far as we may; a note when even that might not carry the plan."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = SPARE_DESCRIPTORS + min(plan.rows, concurrency or plan.rows) // max(1, workers)
-    if wanted > soft:
-        best = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, best), hard))
-        soft = max(soft, best)
-    if wanted > soft:
-        return [f"at most {soft:,} connections per worker (ulimit -n), the plan could need {wanted:,}"]
+    """A note when the connections that the plan could need are more than a worker may have."""
+    needed, there = connections(plan, workers, concurrency), descriptors.attainable() - SPARE_DESCRIPTORS
+    if needed > there:
+        return [f"at most {there:,} connections per worker (ulimit -n), the plan could need {needed:,}"]
     return []
+
+
+def connections(plan: Plan, workers: int, concurrency: int | None) -> int:
+    """The most connections that one worker could come to hold."""
+    return -(-min(plan.rows, concurrency or plan.rows) // max(1, workers))
 
 
 def api_key(name: str) -> str | None:

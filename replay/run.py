@@ -207,7 +207,10 @@ class _Watcher:
             self._selector.register(crew.output(worker), selectors.EVENT_READ, worker)
 
     def until_ready(self) -> None:
-        """Wait for every worker's `ready`; one that dies before is lost."""
+        """Wait for every worker's `ready`; one that dies before is lost. Then draw the first view.
+
+        Drawing it the first time takes a core for some 15 ms, which the first requests should not feel.
+        """
         deadline = time.monotonic() + READY_S
         while self._pending - self._ready and time.monotonic() < deadline:
             self._listen()
@@ -216,10 +219,11 @@ class _Watcher:
                 return
         for worker in self._pending - self._ready:
             self._give_up(worker, f"worker {worker} was not ready within {READY_S:.0f} s")
+        self._view.show(0, self._counters, stopping=False)
 
     def until_done(self, start_ns: int) -> None:
         """Wait for every worker's report."""
-        shown_ns = 0
+        shown_ns = time.monotonic_ns()
         while self._pending:
             self._listen()
             self._check_interrupts()

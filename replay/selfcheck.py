@@ -42,6 +42,7 @@ from replay.schedule import Schedule
 from replay.sender import Sender
 from replay.vocabulary import Vocabulary
 from tenants.quantiles import quantile
+from traces.descriptors import SPARE_DESCRIPTORS, make_room
 from traces.units import NS_PER_S
 
 Array = npt.NDArray[Any]
@@ -201,6 +202,7 @@ def _play(
 
 async def _send(bodies: Bodies, url: str, in_flight: int | None, folder: Path) -> float:
     plan = bodies.plan
+    make_room(SPARE_DESCRIPTORS + min(plan.rows, in_flight or plan.rows))
     transport = HttpTransport(url)
     await transport.open()
     writer = RowWriter(folder / "part")

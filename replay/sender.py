@@ -2,7 +2,7 @@
 
     wake     what is due is sent, what has lost patience is given up; the alarm is set for the next moment
     ended    the transport reports an end: a cap's slot is free, a next turn may be due; nothing is parsed
-    settle   in between: what has ended is measured (`traces.meter`) and becomes a row, the next bodies are built
+    settle   in between: what has ended is measured and becomes a row (`replay.measuring`), the next bodies are built
 
 so between the socket and the time stamp there is nothing but the transport. A turn of `settle` is a third of a
 millisecond at most and waits while something is due, unless much has piled up. All times are of one monotonic clock.
@@ -11,76 +11,26 @@ millisecond at most and waits while something is due, unless much has piled up. 
 from __future__ import annotations
 
 import asyncio
-import math
 import time
-from collections import deque
 from collections.abc import Callable
 from heapq import heappop, heappush
-from typing import Any, Protocol, cast
+from typing import Any
 
 from replay.counters import WorkerCounters
 from replay.exchange import Exchange, WireRequest
+from replay.flight import Flight, Transport
+from replay.measuring import Measuring
 from replay.plan import NONE, Plan
 from replay.prompts import Bodies
-from replay.rows import BATCH_ROWS, RowWriter
-from replay.schedule import NEVER, Release, Schedule
-from traces.lookalike import Lookalike
-from traces.meter import End, Measured, Meter
-from traces.record import ENDPOINTS
+from replay.rows import RowWriter
+from replay.schedule import NEVER, Schedule
 from traces.units import NS_PER_S
 
 AHEAD = 256  # bodies built before they are due, and
 AHEAD_BYTES = 8 << 20  # no more than so much of them
 QUIET_NS = 150_000  # measuring waits when something is due sooner
-SLICE_NS = 300_000  # one turn of measuring between two looks at the sockets
-FEED = 64  # reads fed to a meter at a time
-FLUSH_NS = NS_PER_S
-PRESSING, PRESSING_READS = 64, 4_096  # so many exchanges or reads that wait make the turn longer by as much again
-BACKLOG, BACKLOG_READS = 1_000, 32_768  # so many may wait before measuring no longer waits for a quiet moment
 RETRY_LIMIT_NS = 30 * NS_PER_S
 RETRY_FIRST_NS = NS_PER_S // 2
-_NS_PER_MS = 1e6
-
-
-class Transport(Protocol):
-    """Who carries exchanges (`replay.connection`, `replay.aiohttp_transport`)."""
-
-    name: str
-    made: int
-
-    def start(self, request: WireRequest, done: Callable[[Exchange], None]) -> Exchange:
-        """Send; `done` is called once at the end."""
-
-    async def open(self) -> None:
-        """Get ready; needs a running loop."""
-
-    async def close(self) -> None:
-        """Cut what is in flight and let go of the sockets."""
-
-
-class Flight:
-    """A row that was sent, until it is measured."""
-
-    __slots__ = ("attempts", "exchange", "meter", "release", "sender", "sent_ns", "tries")
-
-    def __init__(self, sender: Sender, release: Release) -> None:
-        self.sender = sender
-        self.release = release
-        self.exchange: Exchange | None = None
-        self.sent_ns = 0
-        self.attempts = 0  # requests on the wire
-        self.tries = 0  # of them, those that were no reaction to a stale connection
-        self.meter: Meter | None = None
-
-    def done(self, exchange: Exchange) -> None:
-        """The exchange has ended; called by the transport."""
-        self.exchange = exchange
-        self.sender.ended(self, exchange)
-
-    def spill(self, exchange: Exchange) -> None:
-        """A long answer: measure what has come so far, so that it does not pile up."""
-        self.exchange = exchange
-        self.sender.feed(self, len(exchange.segments))
 
 
 class Sender:
@@ -115,8 +65,8 @@ class Sender:
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self.schedule, self.bodies, self.transport = schedule, bodies, transport
-        self.rows, self.counters = rows, counters
-        self.retry, self.chunks, self.drain_ns = retry, chunks, drain_ns
+        self.counters = counters
+        self.retry, self.drain_ns = retry, drain_ns
         self.clock = clock
         self.start_ns = 0
         self.retries = 0
@@ -125,23 +75,21 @@ class Sender:
         self.finished = asyncio.Event()
         self._alarm, self._soon = alarm, soon
         self._plan: Plan = bodies.plan
+        self._measuring = Measuring(bodies.plan, rows, counters, chunks=chunks, clock=clock)
         self._ahead: dict[int, WireRequest] = {}
         self._ahead_bytes = 0
         self._built = 0
         self._flying: dict[Flight, None] = {}
-        self._over: deque[Flight] = deque()  # ended, to be measured
-        self._reads = 0  # theirs
         self._timed: list[tuple[int, int, Flight, bool]] = []  # (when, tie, flight, is a retry); else an abort
         self._ties = 0
         self._settling = False
-        self._alike = [Lookalike() for _ in ENDPOINTS]
         self._drain_ns: int | None = None
-        self._flushed_ns = 0
         self._dropped = 0
 
     def begin(self, start_ns: int) -> None:
         """The run's zero; the first wake follows by itself."""
-        self.start_ns = self._flushed_ns = start_ns
+        self.start_ns = start_ns
+        self._measuring.begin(start_ns)
         self.look_ahead()
         self._arm()
 
@@ -181,8 +129,7 @@ class Sender:
         row = flight.release.row
         self.counters.ended(int(self._plan.tenant[row]))
         self.schedule.ended(row, now_ns - self.start_ns)
-        self._over.append(flight)
-        self._reads += len(exchange.segments)
+        self._measuring.add(flight, len(exchange.segments))
         if self.schedule.next_ns <= now_ns - self.start_ns:
             self._soon(self.wake)
         else:
@@ -191,22 +138,9 @@ class Sender:
         if self.schedule.finished:
             self._check_finished()
 
-    def feed(self, flight: Flight, limit: int) -> None:
-        """Give up to `limit` reads of a flight to its meter."""
-        exchange = flight.exchange
-        assert exchange is not None
-        meter = flight.meter
-        if meter is None:
-            meter = flight.meter = self._meter(flight)
-            if exchange.status is not None and exchange.headers_ns is not None:
-                meter.head(exchange.headers_ns, exchange.status, exchange.headers)
-        segments = exchange.segments
-        if len(segments) <= limit:
-            meter.feed_all(segments)
-            segments.clear()
-            return
-        meter.feed_all(segments[:limit])
-        del segments[:limit]
+    def spilled(self, flight: Flight) -> None:
+        """A long answer: measure what has come of it."""
+        self._measuring.feed(flight)
 
     def settle(self) -> None:
         """Measure what has ended and build what is due next, a slice at a time, when nothing is due right now."""
@@ -214,25 +148,15 @@ class Sender:
         now_ns = self.clock()
         due_ns = self.schedule.next_ns
         gap_ns = due_ns + self.start_ns - now_ns if due_ns < NEVER else NEVER
-        full = len(self._over) >= BACKLOG or self._reads >= BACKLOG_READS
-        if gap_ns < QUIET_NS and not full:
+        measuring = self._measuring
+        if gap_ns < QUIET_NS and not measuring.full:
             return  # the next wake comes back to it
-        slice_ns = SLICE_NS * (1 + max(len(self._over) // PRESSING, self._reads // PRESSING_READS))
-        until_ns = now_ns + (slice_ns if full else min(slice_ns, max(gap_ns, QUIET_NS)))
-        while self._over:
-            exchange = self._over[0].exchange
-            reads = 0 if exchange is None else len(exchange.segments)
-            if self._measure(self._over[0]):
-                self._over.popleft()
-            self._reads -= min(FEED, reads)
-            if self.clock() > until_ns:
-                break
-        if len(self.rows) >= BATCH_ROWS or (self.rows and now_ns - self._flushed_ns > FLUSH_NS):
-            self._flushed_ns = now_ns
-            self.rows.flush()
+        slice_ns = measuring.slice_ns
+        until_ns = now_ns + (slice_ns if measuring.full else min(slice_ns, max(gap_ns, QUIET_NS)))
+        measuring.turn(now_ns, until_ns)
         while self.clock() < until_ns and self._build():
             pass
-        if self._over:
+        if measuring.waits:
             self._settle_soon()
         elif self.schedule.finished:
             self._check_finished()
@@ -242,7 +166,7 @@ class Sender:
         schedule, counters = self.schedule, self.counters
         counters.beat(
             self.clock(),
-            backlog=len(self._over),
+            backlog=len(self._measuring),
             lag_ns=lag_ns,
             connections=self.transport.made,
             dropped=len(schedule.dropped),
@@ -311,75 +235,6 @@ class Sender:
         self._at(now_ns + wait_ns, flight, again=True)
         return True
 
-    def _measure(self, flight: Flight) -> bool:
-        """Feed a slice of a flight; at its end write its row. True when that is done."""
-        exchange = flight.exchange
-        assert exchange is not None
-        measured = self._as_before(flight, exchange) or self._by_meter(flight, exchange)
-        if measured is None:
-            return False
-        if exchange.error is not None and measured.error is None and measured.outcome != "ok":
-            measured.error = exchange.error
-        release, row, start_ns = flight.release, flight.release.row, self.start_ns
-        sent_ns = flight.sent_ns - start_ns
-        origin_ns = sent_ns if release.due_ns is None else release.due_ns
-        self.rows.append(
-            row,
-            (
-                release.due_ns,
-                release.released_ns if release.due_ns is not None else sent_ns,
-                sent_ns,
-                exchange.connect_ns,
-                flight.attempts,
-                len(exchange.request.body),
-            ),
-            measured,
-        )
-        tenant = int(self._plan.tenant[row])
-        self.counters.measured(
-            tenant, measured.outcome, measured.output_tokens or 0, _times_ms(measured, sent_ns - origin_ns)
-        )
-        flight.exchange = flight.meter = None
-        return True
-
-    def _as_before(self, flight: Flight, exchange: Exchange) -> Measured | None:
-        """The measured row of a short answer that is like the one before it."""
-        reads = exchange.segments
-        if flight.meter is not None or exchange.end != "eof" or exchange.status != 200 or not 0 < len(reads) <= FEED:
-            return None
-        alike = self._alike[int(self._plan.endpoint[flight.release.row])]
-        measured = alike.measure(exchange.raw_headers, reads, flight.sent_ns)
-        if measured is not None:
-            measured.status = 200
-            measured.headers_ns = (exchange.headers_ns or 0) - flight.sent_ns
-            measured.end_ns = (exchange.end_ns or 0) - flight.sent_ns
-            reads.clear()
-        return measured
-
-    def _by_meter(self, flight: Flight, exchange: Exchange) -> Measured | None:
-        """The measured row when all reads are fed; None while some are left for the next turn."""
-        whole = exchange.segments[:] if flight.meter is None and len(exchange.segments) <= FEED else []
-        self.feed(flight, FEED)
-        if exchange.segments:
-            return None
-        assert flight.meter is not None
-        measured = flight.meter.close(exchange.end_ns or 0, cast("End", exchange.end or "cut"))
-        if whole and exchange.end == "eof" and exchange.status == 200 and self.chunks == "all":
-            alike = self._alike[int(self._plan.endpoint[flight.release.row])]
-            alike.learn(exchange.raw_headers, whole, measured)
-        return measured
-
-    def _meter(self, flight: Flight) -> Meter:
-        row, plan = flight.release.row, self._plan
-        return Meter(
-            endpoint=ENDPOINTS[int(plan.endpoint[row])],
-            stream=bool(plan.stream[row]),
-            n=int(plan.n[row]),
-            start_ns=flight.sent_ns,
-            chunks=self.chunks,
-            max_tokens=int(plan.output_tokens[row]),
-        )
-
     def _at(self, when_ns: int, flight: Flight, *, again: bool) -> None:
         self._ties += 1
         heappush(self._timed, (when_ns, self._ties, flight, again))
@@ -424,22 +279,5 @@ class Sender:
                 self.ended(flight, flight.exchange)
 
     def _check_finished(self) -> None:
-        if self.schedule.finished and not self._flying and not self._over:
+        if self.schedule.finished and not self._flying and not self._measuring:
             self.finished.set()
-
-
-def _times_ms(measured: Measured, offset_ns: int) -> dict[str, float]:
-    """The times of an answer for the live view; `offset_ns` from due to sent."""
-    if measured.outcome in {"client_abort", "cut"}:
-        return {}
-    if measured.outcome != "ok":
-        return {"ttft": math.inf, "e2e": math.inf}
-    found = {}
-    if measured.first_token_ns is not None:
-        found["ttft"] = (measured.first_token_ns + offset_ns) / _NS_PER_MS
-        gaps = (measured.output_tokens or 0) - 1
-        if measured.last_token_ns is not None and gaps > 0 and measured.last_token_ns > measured.first_token_ns:
-            found["tpot"] = (measured.last_token_ns - measured.first_token_ns) / gaps / _NS_PER_MS
-    if measured.end_ns is not None:
-        found["e2e"] = (measured.end_ns + offset_ns) / _NS_PER_MS
-    return found

@@ -24,12 +24,14 @@ import numpy as np
 from replay import machine
 from replay.alarm import Alarm
 from replay.counters import Counters
+from replay.flight import Transport
 from replay.plan import load
 from replay.prompts import Bodies, Wiring
 from replay.rows import RowWriter
 from replay.schedule import Schedule
-from replay.sender import Sender, Transport
+from replay.sender import Sender
 from replay.vocabulary import Vocabulary
+from traces.descriptors import SPARE_DESCRIPTORS, make_room
 from traces.shell import without_pandas
 from traces.units import NS_PER_S
 
@@ -82,6 +84,7 @@ async def work(job: Job, say: Callable[[str], None], orders: asyncio.StreamReade
     plan = load(folder / "plan")
     owner = np.load(folder / "owner.npy", mmap_mode="r")
     rows = np.flatnonzero(owner == job.worker).astype(np.int32)
+    make_room(SPARE_DESCRIPTORS + min(len(rows), job.concurrency or len(rows)))
     counters = Counters(folder / "counters", job.workers, plan.tenants)
     transport = await open_transport(job)
     writer = RowWriter(folder / f"part-{job.worker}.arrow")

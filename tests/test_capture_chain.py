@@ -10,7 +10,6 @@ import re
 import select
 import signal
 import socket
-import ssl
 import struct
 import subprocess
 import sys
@@ -39,6 +38,7 @@ from tests.faulty_server import (
     tokens,
     usage,
 )
+from tests.http2_client import http2
 
 SECRET = "sk-live-4711"
 PROMPT = "the quick brown fox asks about its blood pressure"
@@ -236,6 +236,61 @@ def test_g04_http_2_from_the_client_is_one_row_like_any_other(recorder):
     assert (row["outcome"], row["tenant"], len(row["chunk_ns"]), row["input_tokens"]) == ("ok", "risk", 5, 10)
 
 
+def test_g04_a_request_over_http_2_does_not_wait_for_the_others_of_its_connection(recorder):
+    before, many = len(recorder.rows()), 12
+    with http2(recorder.port) as client:
+        for _ in range(many):
+            client.ask(ASK, {"x-script": "slow"}, sized=False)
+        assert all(body.endswith(DONE) for body in client.wait(many).values())
+    rows = recorder.rows(before + many)[before:]
+    last_began = max(row["arrival_ns"] + row["headers_ns"] for row in rows)
+    assert last_began < min(row["arrival_ns"] + row["last_token_ns"] for row in rows), "all at once"
+
+
+@pytest.mark.parametrize("leave", ["stream", "connection"])
+def test_g08_a_client_that_leaves_over_http_2_is_one_row(recorder, leave):
+    before = len(recorder.rows())
+    with http2(recorder.port) as client:
+        stream_id = client.ask(ASK, {"x-script": "slow"})
+        client.first_data()
+        if leave == "stream":
+            client.reset(stream_id)
+            row = recorder.rows(before + 1)[-1]
+    row = recorder.rows(before + 1)[-1]
+    assert (row["outcome"], row["status"]) == ("client_abort", 200)
+    assert 1 <= len(row["chunk_ns"]) < 40
+
+
+def test_a_body_in_chunks_reaches_the_server_before_it_is_whole_and_is_read_all_the_same(tmp_path):
+    listening = socket.create_server(("127.0.0.1", 0))
+    half = threading.Event()
+
+    def serve():
+        with listening, listening.accept()[0] as sock:
+            received = b""
+            while not received.endswith(LAST_CHUNK):
+                received += sock.recv(1 << 16)
+                if PROMPT.encode() in received:
+                    half.set()
+            for step in SCRIPTS["whole"]:
+                sock.sendall(step)
+
+    server = threading.Thread(target=serve)
+    server.start()
+    start = (b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
+             b"content-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n")  # fmt: skip
+    with (
+        recording(f"http://127.0.0.1:{listening.getsockname()[1]}", tmp_path / "out") as recorder,
+        socket.create_connection(("127.0.0.1", recorder.port), timeout=20) as sock,
+    ):
+        sock.sendall(start + chunk(ASK[:-2]))
+        assert half.wait(10), "passed on as it comes"
+        sock.sendall(chunk(ASK[-2:]) + LAST_CHUNK)
+        server.join(10)
+        (row,) = recorder.rows(1)
+    assert (row["model"], row["max_tokens"], row["request_bytes"], row["outcome"]) == ("tiny", 9, len(ASK), "ok")
+
+
 def test_g04_large_bodies_streamed_by_mitmproxy_itself_change_no_row(server, tmp_path):
     with recording(server.url, tmp_path / "out", "--set", "stream_large_bodies=1") as recorder:
         recorder.ask(ASK, {"x-script": "good"})
@@ -257,34 +312,9 @@ def test_g13_as_many_rows_as_the_server_saw_requests(recorder, server):
 
 def over_http2(port, body, headers):
     """One POST over TLS and HTTP/2; the response's body."""
-    import h2.config
-    import h2.connection
-    import h2.events
-
-    context = ssl.create_default_context()
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    context.set_alpn_protocols(["h2"])
-    with (
-        socket.create_connection(("127.0.0.1", port), timeout=20) as raw,
-        context.wrap_socket(raw, server_hostname="localhost") as sock,
-    ):
-        assert sock.selected_alpn_protocol() == "h2"
-        connection = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True))
-        connection.initiate_connection()
-        head = {":method": "POST", ":path": "/v1/chat/completions", ":scheme": "https", ":authority": "localhost",
-                "content-type": "application/json", "content-length": str(len(body)), **headers}  # fmt: skip
-        connection.send_headers(1, list(head.items()))
-        connection.send_data(1, body, end_stream=True)
-        sock.sendall(connection.data_to_send())
-        received = b""
-        while True:
-            for event in connection.receive_data(sock.recv(1 << 16)):
-                if isinstance(event, h2.events.DataReceived):
-                    received += event.data
-                    connection.acknowledge_received_data(event.flow_controlled_length, 1)
-                elif isinstance(event, h2.events.StreamEnded):
-                    return received
-            sock.sendall(connection.data_to_send())
+    with http2(port) as client:
+        number = client.ask(body, headers)
+        return client.wait(1)[number]
 
 
 def test_the_addon_loads_in_plain_mitmdump_from_a_checkout_that_is_not_installed(server, tmp_path):

@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from capture import recorder as recorders
+from capture import status
 from capture.command import capture
 from capture.exchange import Exchange
 from capture.recorder import Recorder, prepared
@@ -142,6 +143,40 @@ def test_one_odd_request_does_not_end_the_recording(tmp_path):
     assert (recording.counts.rows, recording.counts.failed, recording.counts.dropped) == (1, 1, 1)
 
 
+def test_of_rows_that_arrow_does_not_take_only_the_odd_ones_are_lost(tmp_path):
+    recording = recorder(tmp_path / "out")
+    for number in range(7):
+        recording.put(exchange(number))
+    recording.put(msgspec.structs.replace(exchange(7), request_bytes=2**70))
+    for number in range(8, 20):
+        recording.put(exchange(number))
+    recording._turn()
+    assert (recording.counts.rows, recording.counts.failed, recording.counts.dropped) == (19, 1, 1)
+    recording.put(exchange(20))
+    recording._turn()
+    recording._close_part()
+    kept = parquet.read(tmp_path / "out").column("request_id").to_pylist()
+    assert [int(name.rpartition("-")[2]) for name in kept] == [number for number in range(21) if number != 7]
+
+
+@pytest.mark.parametrize(
+    ("body", "headers"),
+    [
+        (b'{"model": "m", "messages": ' + b"[" * 900 + b"]" * 900 + b"}", {}),
+        (b'{"model": "m", "tools": [' + b'{"a":' * 900 + b"1" + b"}" * 900 + b"]}", {}),
+        (b'{"model": "m", "prompt": "\\ud800 alone"}', {}),
+        (b'{"model": "m"}', {"content-encoding": "gzip"}),
+        (b"\xff\xfe\x00", {"content-encoding": "br, zstd"}),
+        (b'{"max_tokens": 1e400, "n": -3, "priority": {"a": 1}, "prompt": [[1, 2], "x", null]}', {}),
+    ],
+)
+def test_a_body_that_cannot_be_read_costs_its_own_columns_only(tmp_path, body, headers):
+    recording = recorder(tmp_path / "out")
+    recording.put(msgspec.structs.replace(exchange(0), body=body, headers=headers))
+    recording._turn()
+    assert (recording.counts.rows, recording.counts.dropped) == (1, 0)
+
+
 @pytest.fixture
 def small_disk(tmp_path):
     """A file system of 256 KiB."""
@@ -239,6 +274,16 @@ def test_the_salt_is_new_for_every_recording_and_kept_only_when_asked(tmp_path):
     kept = [prepared(Settings(out=str(tmp_path / "b"), keep_salt=True)).salt for _ in range(2)]
     assert kept[0] == kept[1]
     assert (tmp_path / "b" / "salt").stat().st_mode & 0o777 == 0o600
+
+
+def test_status_is_not_taken_in_by_a_process_that_has_a_dead_recorders_number(tmp_path):
+    out = tmp_path / "out"
+    killed = recorder(out)
+    killed.put(exchange(0))
+    killed._turn()
+    assert status.state(killed.counts, [killed._spool.path.name]) == "running"
+    killed.counts.pid_began -= 1
+    assert status.state(killed.counts, [killed._spool.path.name]) == "died"
 
 
 def test_status_says_who_ended_who_died_and_whose_rows_were_recovered(tmp_path):

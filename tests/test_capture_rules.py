@@ -83,6 +83,8 @@ TENANTS = read(
         ("key", {"authorization": "Bearer sk-1"}, "/", None, f"key-{DIGEST('sk-1')[:10]}"),
         ("key", {"x-api-key": "sk-1"}, "/", None, f"key-{DIGEST('sk-1')[:10]}"),
         ("path:^/t/([^/]+)/", {}, "/t/risk/v1/chat/completions", None, "risk"),
+        ("path:^/t/([^/]+)/", {}, "/t/two%20words/v1/x", None, f"tenant-{DIGEST('two%20words')[:10]}"),
+        ("path:^/u/(\\w+)?", {}, "/u/", None, None),
         ("model", {}, "/", "llama", "llama"),
         ("header:x-tenant,model", {}, "/", "llama", "llama"),
         ("none", {"x-tenant": "risk"}, "/", "llama", None),

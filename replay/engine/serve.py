@@ -176,6 +176,9 @@ def run(options: dict[str, Any], profile: Profile, config: SchedulerConfig, cont
     import asyncio
     import sys
 
+    from traces.descriptors import SERVER_DESCRIPTORS, make_room
+
+    make_room(SERVER_DESCRIPTORS)
     factory = None
     if sys.platform != "win32":
         import uvloop
