@@ -258,7 +258,7 @@ def test_g08_a_client_that_leaves_over_http_2_is_one_row(recorder, leave):
             row = recorder.rows(before + 1)[-1]
     row = recorder.rows(before + 1)[-1]
     assert (row["outcome"], row["status"]) == ("client_abort", 200)
-    assert 1 <= len(row["chunk_ns"]) < 40
+    assert len(row["chunk_ns"] or ()) < 40  # none when it left after the first event, which has no text
 
 
 def test_a_body_in_chunks_reaches_the_server_before_it_is_whole_and_is_read_all_the_same(tmp_path):
