@@ -159,6 +159,11 @@ class Capture:
         elif isinstance(flow.request.stream, _Passing):  # the server has answered before it had all of it
             exchange.body, exchange.request_bytes = flow.request.stream.body, flow.request.stream.size
 
+    def _begin_early(self, flow: http.HTTPFlow) -> None:
+        """A body that streams through was answered, or broken off, before all of it had come."""
+        if flow.id not in self._open and isinstance(flow.request.stream, _Passing):
+            self._begin(flow)
+
     def _begin(self, flow: http.HTTPFlow) -> None:
         """Time zero of a request, if it is one to an LLM."""
         now_ns = time.monotonic_ns()
@@ -202,8 +207,7 @@ class Capture:
         response = flow.response
         if response is None:
             return
-        if flow.id not in self._open and isinstance(flow.request.stream, _Passing):
-            self._begin(flow)
+        self._begin_early(flow)
         exchange = self._open.get(flow.id)
         if exchange is None:
             response.stream = response.stream or True
@@ -250,8 +254,7 @@ class Capture:
 
     def error(self, flow: http.HTTPFlow) -> None:
         """It ended before it was complete: the client left, the server broke off, or could not be reached."""
-        if flow.id not in self._open and isinstance(flow.request.stream, _Passing):
-            self._begin(flow)  # broken off on its way to the server
+        self._begin_early(flow)
         if flow.id in self._open:
             end = end_of(flow, self._readers.get(flow.server_conn))
             if end == "connect_error" and flow.error:

@@ -301,15 +301,11 @@ def length_notes(plan: Plan, server: Server) -> list[str]:
 
 def file_descriptors(plan: Plan, workers: int, concurrency: int | None) -> list[str]:
     """A note when the connections that the plan could need are more than a worker may have."""
-    needed, there = connections(plan, workers, concurrency), descriptors.attainable() - SPARE_DESCRIPTORS
+    needed = -(-min(plan.rows, concurrency or plan.rows) // max(1, workers))
+    there = descriptors.attainable() - SPARE_DESCRIPTORS
     if needed > there:
         return [f"at most {there:,} connections per worker (ulimit -n), the plan could need {needed:,}"]
     return []
-
-
-def connections(plan: Plan, workers: int, concurrency: int | None) -> int:
-    """The most connections that one worker could come to hold."""
-    return -(-min(plan.rows, concurrency or plan.rows) // max(1, workers))
 
 
 def api_key(name: str) -> str | None:

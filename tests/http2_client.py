@@ -41,9 +41,9 @@ class Http2Client:
             self._receive()
         return self.bodies
 
-    def first_data(self) -> None:
-        """Wait for the first bytes of any answer."""
-        while not any(self.bodies.values()):
+    def until(self, found: bytes) -> None:
+        """Wait until an answer holds these bytes."""
+        while not any(found in body for body in self.bodies.values()):
             self._receive()
 
     def reset(self, number: int) -> None:

@@ -252,13 +252,13 @@ def test_g08_a_client_that_leaves_over_http_2_is_one_row(recorder, leave):
     before = len(recorder.rows())
     with http2(recorder.port) as client:
         stream_id = client.ask(ASK, {"x-script": "slow"})
-        client.first_data()
+        client.until(b'" t0"')  # the event before it has no text
         if leave == "stream":
             client.reset(stream_id)
-            row = recorder.rows(before + 1)[-1]
+            recorder.rows(before + 1)  # while the connection is there
     row = recorder.rows(before + 1)[-1]
     assert (row["outcome"], row["status"]) == ("client_abort", 200)
-    assert len(row["chunk_ns"] or ()) < 40  # none when it left after the first event, which has no text
+    assert 1 <= len(row["chunk_ns"]) < 40
 
 
 def test_a_body_in_chunks_reaches_the_server_before_it_is_whole_and_is_read_all_the_same(tmp_path):
